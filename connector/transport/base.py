@@ -1,0 +1,96 @@
+"""The one narrow seam between the connector and whatever moves bytes.
+
+A transport registers memory, describes it to a peer, connects, posts batches of one-sided READs or WRITEs given as arrays,
+reports completions and peer deaths through one pollable descriptor, and can fence a peer. It knows no requests, blocks
+or leases. Every transport passes `tests/connector/transport_conformance.py`.
+
+Completions come through a descriptor rather than callbacks so that the interpreter is entered only when there is
+something to tell, and on the owner's own loop: no native thread ever calls into Python.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Op = Literal["read", "write"]
+Offsets: TypeAlias = npt.NDArray[np.int64]
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """One region of this process's memory that peers may reach.
+
+    `fd` is the memfd that backs it, or None where there is none (then transports that map it refuse it).
+    """
+
+    address: int
+    length: int
+    fd: int | None
+
+
+class Runs(msgspec.Struct, frozen=True, kw_only=True):
+    """Byte runs of one batch: three int64 arrays of one length; offsets are relative to the regions' starts."""
+
+    local: Offsets
+    remote: Offsets
+    length: Offsets
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that the batch moves."""
+        return int(self.length.sum())
+
+
+class Completed(msgspec.Struct, frozen=True, kw_only=True):
+    """Every operation of a batch is terminal. `error` is None when all of them succeeded."""
+
+    batch: int
+    error: str | None
+
+
+class PeerDown(msgspec.Struct, frozen=True, kw_only=True):
+    """The peer can no longer be reached. Batches to it still complete, each with an error, or at the fence."""
+
+    peer: int
+    cause: str
+
+
+Event: TypeAlias = Completed | PeerDown
+
+
+class Transport(Protocol):
+    """See the module. Calls come from one thread; none of them blocks for the length of a transfer, but `fence`."""
+
+    name: str
+
+    def register(self, memory: Memory) -> int:
+        """Make `memory` reachable; returns its region number, counting from 0. Raises `RegistrationError`."""
+
+    def describe(self) -> bytes:
+        """Everything a peer's transport of the same name needs to reach every registered region."""
+
+    def connect(self, description: bytes) -> int:
+        """Prepare to reach the peer that gave `description`; returns a peer number. Raises `UnreachableError`."""
+
+    def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs) -> int:
+        """Start a batch and return its number; its `Completed` comes exactly once. An empty batch completes too.
+
+        Raises `OutOfBoundsError` before anything is posted when a run leaves its region, and `PeerLostError` when the
+        peer is known to be down or fenced.
+        """
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while `poll` has something to return."""
+
+    def poll(self) -> list[Event]:
+        """What has happened since the last call; never blocks."""
+
+    def fence(self, peer: int) -> None:
+        """Tear the connection down by force. When it returns, no operation of that peer touches local memory any
+        more, and the `Completed` of every batch posted to it is there to be polled. Fencing twice is harmless."""
+
+    def close(self) -> None:
+        """Fence every peer and give everything back. Closing twice is harmless."""
