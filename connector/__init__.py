@@ -1,0 +1,80 @@
+"""Pages from one worker's pool to another's: what a prefill or decode worker needs of the hand-off.
+
+A worker makes one `Connector` over its page pool. Its producer half (`Connector.sources`) keeps blocks for consumers
+until they have ACKed; its consumer half connects `Link`s to producers and pulls pages over them.
+"""
+
+from __future__ import annotations
+
+from connector.compatibility import CompatibilityRecord
+from connector.config import ConnectorConfig
+from connector.connector import Connector, ConnectorStats, LinkStats
+from connector.errors import (
+    ConnectorError,
+    HandshakeError,
+    ImportFailed,
+    IncompatibleError,
+    InvalidTransition,
+    ListenerError,
+    OutOfBoundsError,
+    PeerLostError,
+    PlanError,
+    RegistrationError,
+    TransportError,
+    UnreachableError,
+    WireError,
+    WrongIncarnationError,
+)
+from connector.identity import EngineId, new_engine_id, new_transfer_id
+from connector.importer import ImportOutcome
+from connector.link import Link
+from connector.listener import Endpoint, Listener, Listeners, ListenOn
+from connector.pages import GroupPages, GroupSpec, LayerPages, PoolGeometry, block_bytes, build_geometry
+from connector.pull import Imported, Pull
+from connector.sink import Reason
+from connector.sources import SourceEnd, SourceRef, Sources
+from connector.transport.base import Memory
+
+__all__ = [
+    "CompatibilityRecord",
+    "Connector",
+    "ConnectorConfig",
+    "ConnectorError",
+    "ConnectorStats",
+    "Endpoint",
+    "EngineId",
+    "GroupPages",
+    "GroupSpec",
+    "HandshakeError",
+    "ImportFailed",
+    "ImportOutcome",
+    "Imported",
+    "IncompatibleError",
+    "InvalidTransition",
+    "LayerPages",
+    "Link",
+    "LinkStats",
+    "ListenOn",
+    "Listener",
+    "ListenerError",
+    "Listeners",
+    "Memory",
+    "OutOfBoundsError",
+    "PeerLostError",
+    "PlanError",
+    "PoolGeometry",
+    "Pull",
+    "Reason",
+    "RegistrationError",
+    "SourceEnd",
+    "SourceRef",
+    "Sources",
+    "TransportError",
+    "UnreachableError",
+    "WireError",
+    "WrongIncarnationError",
+    "block_bytes",
+    "build_geometry",
+    "new_engine_id",
+    "new_transfer_id",
+]

@@ -1,7 +1,7 @@
 """How KV pages lie in a pool: the one vocabulary that the engine and the connector share.
 
-A *block* is a scheduler's block id and holds `block_size` tokens of every layer of one *group*. A *page* is the bytes of
-one block in one layer. Everything is described by (region, offset, page bytes, block stride, block count), never by
+A *block* is a scheduler's block id and holds `block_size` tokens of every layer of one *group*. A *page* is the bytes
+of one block in one layer. Everything is described by (region, offset, page bytes, block stride, block count), never by
 length alone: in the layouts with the block outermost the stride is the sum over the layers.
 
 Layout letters, outermost first: B block, L layer, H KV head, N token in the block, C content (K and V of one head,
@@ -83,7 +83,9 @@ def build_geometry(group: GroupSpec, *, layout: str, block_size: int, num_blocks
     if layout not in LAYOUTS:
         raise ValueError(f"page layout {layout!r} is not supported; choose one of {', '.join(LAYOUTS)}")
     if block_size < 1 or num_blocks < 1:
-        raise ValueError(f"a pool needs at least one block of one token, got {num_blocks} blocks of {block_size} tokens")
+        raise ValueError(
+            f"a pool needs at least one block of one token, got {num_blocks} blocks of {block_size} tokens"
+        )
     page = group.page_bytes(block_size)
     stride = page * len(group.layers)
     layers = tuple(

@@ -1,8 +1,8 @@
 """The one narrow seam between the connector and whatever moves bytes.
 
-A transport registers memory, describes it to a peer, connects, posts batches of one-sided READs or WRITEs given as arrays,
-reports completions and peer deaths through one pollable descriptor, and can fence a peer. It knows no requests, blocks
-or leases. Every transport passes `tests/connector/transport_conformance.py`.
+A transport registers memory, describes it to a peer, connects, posts batches of one-sided READs or WRITEs given as
+arrays, reports completions and peer deaths through one pollable descriptor, and can fence a peer. It knows no requests,
+blocks or leases. Every transport passes `tests/connector/transport_conformance.py`.
 
 Completions come through a descriptor rather than callbacks so that the interpreter is entered only when there is
 something to tell, and on the owner's own loop: no native thread ever calls into Python.

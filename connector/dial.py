@@ -1,0 +1,62 @@
+"""Opening a session with a producer: TCP, the handshake, and a transport that reaches its pages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+
+from connector.choice import choose
+from connector.connection import Connection
+from connector.errors import HandshakeError, UnreachableError, WireError
+from connector.handshake import Identity, greet
+from connector.identity import EngineId
+from connector.listener import Endpoint
+from connector.sink import PeerKey
+from connector.transport.base import Transport
+from connector.wire import Record, Refused
+
+
+class Session(msgspec.Struct, frozen=True):
+    """A producer that has proved itself and can be read from."""
+
+    connection: Connection
+    record: Record
+    data_peer: PeerKey
+
+
+async def dial(
+    us: Identity,
+    producer: EngineId,
+    endpoint: Endpoint,
+    transports: Mapping[str, Transport],
+    data_peer: PeerKey | None,
+    timeout_s: float,
+) -> Session:
+    """Open a session. `data_peer` is kept if there is one (the pages of one incarnation do not move); otherwise the
+    first of `transports` that reaches the producer is connected. Each answer has to come within `timeout_s`.
+
+    Raises:
+        HandshakeError: nothing listens there, either end refused the other, or an answer was malformed or late.
+        UnreachableError: no transport reaches the producer.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+    except (OSError, TimeoutError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else f"no answer within {timeout_s:g} s"
+        raise HandshakeError(f"{producer} cannot be reached at {endpoint}: {why}") from error
+    connection = Connection(reader, writer, str(producer))
+    try:
+        record = await greet(connection, us, producer, timeout_s)
+        return Session(connection, record, data_peer or choose(transports, record.transports, str(producer)))
+    except UnreachableError as error:
+        await connection.say_last(Refused(reason="unreachable", detail=str(error)))
+        raise
+    except WireError as error:
+        await connection.say_last(Refused(reason="malformed", detail=str(error)))
+        raise HandshakeError(f"the handshake with {producer} at {endpoint} broke off: {error}") from error
+    except BaseException:
+        await connection.close()
+        raise

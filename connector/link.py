@@ -1,0 +1,239 @@
+"""The consumer's way to one producer: its control connection and its data peer.
+
+A link is made by a handshake that succeeds, and then looks after itself: when the control connection or the data peer
+is lost it shakes hands again, after 1 s at first, doubling to 60 s. Only another incarnation at that address, or the
+link's owner, ends it. What is owed to the producer meanwhile stands in the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from connector.connection import LINGER_S, Connection
+from connector.dial import Session, dial
+from connector.errors import HandshakeError, TransportError, WireError, WrongIncarnationError
+from connector.handshake import Identity
+from connector.identity import EngineId
+from connector.importer import Importer
+from connector.lease import Lease
+from connector.ledger import Ledger
+from connector.listener import Endpoint
+from connector.pages import PoolGeometry
+from connector.sink import PeerKey
+from connector.transport.base import Transport
+from connector.wire import AckReply, Bye, Refused, RenewReply
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 60.0
+
+
+class Link:
+    """One peer. `gb_per_s` is the last measured bandwidth, 0 until there is one.
+
+    Leases are renewed every `renew_s`, or oftener where the producer's are short; any answer has to come within
+    `answer_s`. `on_gone` hears that the peer will never come back, `on_fault` of a mistake of this worker.
+    """
+
+    def __init__(
+        self,
+        us: Identity,
+        peer: EngineId,
+        endpoint: Endpoint,
+        session: Session,
+        transports: Mapping[str, Transport],
+        importer: Importer,
+        clock: Callable[[], float],
+        *,
+        renew_s: float,
+        answer_s: float,
+        counters: Counter[str],
+        on_gone: Callable[[Link], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self.peer = peer
+        self.endpoint = endpoint
+        self.transport = session.data_peer[0]
+        self.geometry: PoolGeometry = session.record.geometry
+        self.gb_per_s = 0.0
+        self.gone = False
+        self.ledger = Ledger(
+            us.engine_id,
+            peer,
+            rank=us.record.compatibility.tp_rank,
+            world_size=us.record.compatibility.tp_size,
+            lease_s=session.record.lease_s,
+            counters=counters,
+        )
+        self._us = us
+        self._connection: Connection | None = session.connection
+        self._data_peer: PeerKey | None = session.data_peer
+        self._transports = transports
+        self._importer = importer
+        self._clock = clock
+        self._renew_s = min(renew_s, session.record.lease_s / 3)
+        self._answer_s = answer_s
+        self._on_gone = on_gone
+        self._on_fault = on_fault
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._confirmations: dict[str, asyncio.Future[None]] = {}
+
+    @property
+    def name(self) -> str:
+        """The peer's name."""
+        return self.peer.name
+
+    @property
+    def connected(self) -> bool:
+        """Whether leases are being renewed and pages can be read at this moment."""
+        return self._connection is not None and self._data_peer is not None
+
+    @property
+    def data_peer(self) -> PeerKey | None:
+        """How the transport calls the peer; None while it cannot be read from."""
+        return self._data_peer
+
+    # What a transfer needs
+
+    def begin(self, transfer_id: str) -> Lease:
+        """Renew the lease of this transfer from now on."""
+        return self.ledger.begin(transfer_id, self._clock())
+
+    def acknowledge(self, transfer_id: str, outcome: str) -> None:
+        """Stop renewing and owe an ACK, which is delivered in the background."""
+        self.ledger.ack(transfer_id, outcome, self._clock())
+        self._wake.set()
+
+    async def confirmed(self, transfer_id: str, timeout_s: float) -> bool:
+        """Wait until the producer has confirmed the ACK, if it is connected; False if it has not."""
+        if self.ledger.is_due(transfer_id) and self._connection is not None:
+            waiting = self._confirmations.setdefault(transfer_id, asyncio.get_running_loop().create_future())
+            await asyncio.wait({waiting}, timeout=timeout_s)
+        return not self.ledger.is_due(transfer_id)
+
+    # Its life
+
+    def start(self) -> None:
+        """Begin to look after the link."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"link to {self.peer}")
+        self._task.add_done_callback(self._ended)
+
+    def data_lost(self, cause: str) -> None:
+        """The data peer has been fenced: shake hands again, and connect anew."""
+        self._data_peer = None
+        if self._connection is not None:
+            logger.warning("the data connection to %s is down (%s); shaking hands again", self.peer, cause)
+            self._connection.abort()
+
+    async def close(self) -> None:
+        """Settle what is in flight, release what is wanted, deliver the ACKs if the producer listens, say goodbye.
+
+        Closing twice is harmless.
+        """
+        self.gone = True
+        for transfer_id in self.ledger.wanted:
+            self._importer.cancel(transfer_id)
+        self._fence("the link was closed")
+        for transfer_id in self.ledger.wanted:
+            self.acknowledge(transfer_id, "closed")
+        await asyncio.gather(*(self.confirmed(transfer_id, LINGER_S) for transfer_id in self.ledger.unconfirmed))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._connection is not None:
+            await self._connection.say_last(Bye(reason="closing"))
+            self._connection = None
+
+    def _fence(self, cause: str) -> None:
+        data_peer, self._data_peer = self._data_peer, None
+        if data_peer is not None:
+            self._importer.fence(data_peer, cause)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fault(error)
+
+    async def _run(self) -> None:
+        while (connection := self._connection) is not None:
+            try:
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._speak(connection))
+                    both.create_task(self._listen(connection))
+            except* (WireError, HandshakeError) as lost:
+                logger.warning("the control connection to %s is lost: %s", self.peer, lost.exceptions[0])
+            self._connection = None
+            self.ledger.disconnected()
+            self._settle_confirmations(every=True)
+            await connection.close()
+            self._connection = await self._connect_again()
+
+    async def _connect_again(self) -> Connection | None:
+        delay_s = FIRST_RETRY_S
+        while True:
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LAST_RETRY_S)
+            try:
+                session = await dial(
+                    self._us, self.peer, self.endpoint, self._transports, self._data_peer, self._answer_s
+                )
+            except WrongIncarnationError as error:
+                logger.warning("%s", error)
+                self.gone = True
+                self._fence(str(error))
+                self._on_gone(self)
+                return None
+            except (HandshakeError, TransportError) as error:
+                logger.warning("no link to %s yet, next try in %.0f s: %s", self.peer, delay_s, error)
+            else:
+                self._data_peer = session.data_peer
+                self.transport = session.data_peer[0]
+                logger.info("linked to %s again, pages by %s", self.peer, self.transport)
+                return session.connection
+
+    async def _speak(self, connection: Connection) -> None:
+        renew_at = self._clock()
+        while True:
+            now = self._clock()
+            if now >= renew_at:
+                renew_at = now + self._renew_s
+                for renewal in self.ledger.renewals(now):
+                    await connection.send(renewal, self._answer_s)
+            for ack in self.ledger.due(now):
+                await connection.send(ack, self._answer_s)
+            self._settle_confirmations()
+            try:
+                async with asyncio.timeout(max(renew_at - self._clock(), 0)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # time to renew
+            self._wake.clear()
+
+    async def _listen(self, connection: Connection) -> None:
+        while True:
+            frame = await connection.receive(self._renew_s + self._answer_s)
+            match frame:
+                case RenewReply() | AckReply() if (frame.consumer, frame.producer) != (self._us.engine_id, self.peer):
+                    raise WireError(f"{self.peer} answered for {frame.producer} to {frame.consumer}")
+                case RenewReply():
+                    for transfer_id in self.ledger.renewed(frame):
+                        self._importer.source_lost(transfer_id, f"{self.peer} says that the source has ended")
+                case AckReply():
+                    self.ledger.confirmed(frame)
+                    self._settle_confirmations()
+                case Bye():
+                    raise WireError(f"it is leaving ({frame.reason})")
+                case Refused():
+                    raise HandshakeError(f"it refused ({frame.reason}): {frame.detail}")
+                case _:
+                    raise WireError(f"it sent a {type(frame).__name__}, which is not a producer's to send now")
+
+    def _settle_confirmations(self, every: bool = False) -> None:
+        for transfer_id, waiting in list(self._confirmations.items()):
+            if every or not self.ledger.is_due(transfer_id):
+                del self._confirmations[transfer_id]
+                waiting.set_result(None)
