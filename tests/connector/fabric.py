@@ -25,8 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 
 def view(memory: Memory) -> Bytes:
     """The registered bytes themselves."""
-    raw = (ctypes.c_uint8 * memory.length).from_address(memory.address)
-    return np.frombuffer(raw, dtype=np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * memory.length).from_address(memory.address))
 
 
 class Custody:
