@@ -1,10 +1,73 @@
-# `make serve` and `make test` do everything from nothing.
+# `make serve` and `make test` do everything from nothing: environment, native core, model.
+#
+#   ARGS         more for `kvferry up`, e.g. make serve ARGS="--port 9000 --decode 2"
+#   PYTHON       the interpreter to build the environment with (3.11 or newer)
+#   PIP_ARGS     more for pip
+#   TORCH_INDEX  an extra package index for PyTorch: plain pip on Linux takes its CUDA build, which is several gigabytes
+#                and works without a GPU too; the index of CPU builds is the lighter choice for such a machine
+
 PYTHON ?= python3
+PIP_ARGS ?=
+TORCH_INDEX ?=
+ARGS ?=
+
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTOS := $(wildcard proto/rpc/v1/*.proto)
+NATIVE := $(wildcard CMakeLists.txt connector/native/* connector/native/*/*)
+GENERATE = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto $(PROTOS)
 
-.PHONY: generate
-generate:  ## regenerate rpc/v1 from proto/
+.DEFAULT_GOAL := help
+.PHONY: help serve test check generate build model clean
+
+help:  ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 18
+
+serve: build  ## start the embedded default: local Ray, one prefill and one decode worker, one gateway
+	@exec $(BIN)/kvferry up $(ARGS)
+
+test: build model  ## the whole test suite
+	$(BIN)/python -m pytest -m "not process" $(ARGS)
+	$(BIN)/python -m pytest -m process $(ARGS)
+
+check: build  ## formatting, lint, types, the import rules, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.hpp %.h %.cc,$(NATIVE))
+	@echo "checking that rpc/v1 is what proto/ generates"
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
+	  $(GENERATE) --python_out="$$fresh" --grpc_python_out="$$fresh" --mypy_out="$$fresh" --mypy_grpc_out="$$fresh" && \
+	  diff -r -x __init__.py -x __pycache__ "$$fresh/rpc/v1" rpc/v1 || \
+	  { echo "rpc/v1 is not what proto/ generates: run 'make generate' and commit the result"; exit 1; }
+
+generate: build  ## regenerate rpc/v1 from proto/
 	rm -f rpc/v1/*_pb2*.py rpc/v1/*_pb2*.pyi
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. $(PROTOS)
+	$(GENERATE) --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=.
+
+build: $(INSTALLED)  ## the environment with everything installed and the native core built
+
+model: build  ## download and convert the default model, once
+	@$(BIN)/kvferry model fetch
+
+clean:  ## remove what was built, the environment included; the converted model stays in the user's cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "KVFerry needs Python 3.11 or newer; '$(PYTHON)' is not. Name one: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "creating the environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+
+# Again when the dependencies or the native core change; with everything there already it only builds the core.
+$(INSTALLED): pyproject.toml $(NATIVE) | $(BIN)/python
+	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || \
+	  { echo "KVFerry needs a C++17 compiler; on Debian and Ubuntu: apt-get install g++"; exit 1; }
+	@echo "installing KVFerry and building its native core (the first time takes minutes, most of it for PyTorch)"
+	@$(PIP) install --quiet $(PIP_ARGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[dev]'
+	@touch $@
