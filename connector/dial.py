@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 
 import msgspec
@@ -44,8 +45,10 @@ async def dial(
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
-    except (OSError, TimeoutError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else f"no answer within {timeout_s:g} s"
+    except TimeoutError:
+        raise HandshakeError(f"{producer} cannot be reached at {endpoint}: no answer within {timeout_s:g} s") from None
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise HandshakeError(f"{producer} cannot be reached at {endpoint}: {why}") from error
     connection = Connection(reader, writer, str(producer))
     try:

@@ -165,5 +165,5 @@ def decode(body: bytes) -> Frame:
     """
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"a frame of {len(body)} bytes is malformed: {error}") from error

@@ -18,6 +18,8 @@ PATIENCE_S = 0.005
 """Real seconds that descriptors get before the clock jumps: bytes on the loopback are there long before."""
 STUCK_S = 60.0
 """Real seconds after which a loop without timers and without input is not going to go on."""
+STEP_S = 0.02
+"""Virtual seconds between two looks at a condition."""
 
 
 class FakeClock:
@@ -76,3 +78,12 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
             runner.run(test(*args, **kwargs))
 
     return run
+
+
+async def until(condition: Callable[[], bool], within_s: float = 1000.0) -> None:
+    """Let virtual time pass until `condition` holds; `AssertionError` when it does not `within_s` virtual seconds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within_s
+    for _ in iter(condition, True):
+        assert loop.time() < end, f"still not so after {within_s} virtual seconds"
+        await asyncio.sleep(STEP_S)
