@@ -1,0 +1,88 @@
+"""The native core: byte runs copied or transferred with the interpreter lock released. Sources in connector/native/."""
+
+from connector.transport.base import Offsets
+
+class OutOfBounds(ValueError):
+    """A run leaves its region; nothing was posted."""
+
+def copy_runs(
+    destination: int,
+    destination_bytes: int,
+    source: int,
+    source_bytes: int,
+    to: Offsets,
+    from_: Offsets,
+    length: Offsets,
+) -> None:
+    """Copy runs within this process, on the calling thread: the baseline that transports are measured against.
+
+    Raises `OutOfBounds`.
+    """
+
+class Copier:
+    """Copies between this process's memory and mapped memory of peers on the same host, on one native thread."""
+
+    def __init__(self, name: str) -> None: ...
+    def add_peer(self, pidfd: int) -> int:
+        """A peer whose process `pidfd` names; it has to stay open until the peer is fenced."""
+
+    def post(
+        self,
+        peer: int,
+        write: bool,
+        local_address: int,
+        local_bytes: int,
+        remote_address: int,
+        remote_bytes: int,
+        local: Offsets,
+        remote: Offsets,
+        length: Offsets,
+    ) -> int:
+        """Queue a batch. Raises `OutOfBounds`; `RuntimeError` for a peer that is fenced or unknown."""
+
+    def fence(self, peer: int) -> None:
+        """Nothing of this peer is being copied when this returns, and each of its batches has its event."""
+
+    def close(self) -> None: ...
+    def fileno(self) -> int:
+        """Readable while `drain` has something to return."""
+
+    def drain(self) -> list[tuple[int, int, str]]:
+        """(batch, peer, error) of every batch that has ended; the error is empty when all of it succeeded."""
+
+def ucx_version(library: str) -> tuple[str, str]:
+    """Load libucp from a path or a loader's name; its version and path. `RuntimeError` when it cannot be."""
+
+class UcpWorker:
+    """One UCP worker with a progress thread of its own."""
+
+    def __init__(self, library: str, name: str, config: list[tuple[str, str]]) -> None:
+        """`RuntimeError` when UCX cannot be loaded or initialised with `config`."""
+
+    def register_memory(self, address: int, length: int) -> int: ...
+    def address(self) -> bytes: ...
+    def packed_key(self, region: int) -> bytes: ...
+    def connect(self, address: bytes, regions: list[tuple[int, int, bytes]]) -> int:
+        """`regions` are (base address, length in bytes, packed key). `RuntimeError` when UCX refuses."""
+
+    def post(
+        self,
+        peer: int,
+        write: bool,
+        local_region: int,
+        remote_region: int,
+        local: Offsets,
+        remote: Offsets,
+        length: Offsets,
+    ) -> int:
+        """Start a batch. Raises `OutOfBounds`; `RuntimeError` for a peer that is down, fenced or unknown."""
+
+    def fence(self, peer: int, timeout_s: float) -> None:
+        """Close the endpoint by force; every operation of it is terminal when this returns. `RuntimeError` if not."""
+
+    def close(self, timeout_s: float) -> None: ...
+    def fileno(self) -> int:
+        """Readable while `drain` has something to return."""
+
+    def drain(self) -> list[tuple[int, int, str]]:
+        """(batch, peer, error): a batch that has ended, or, with batch -1, a peer that is down."""

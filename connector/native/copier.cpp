@@ -1,0 +1,125 @@
+#include "copier.hpp"
+
+#include <poll.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace kvferry {
+
+namespace {
+
+// Small enough that a fence waits for well under a millisecond, large enough to cost nothing.
+constexpr int64_t kPieceBytes = 1 << 20;
+
+bool has_ended(int pidfd) {
+  pollfd watched{pidfd, POLLIN, 0};
+  return ::poll(&watched, 1, 0) > 0;
+}
+
+}  // namespace
+
+Copier::Copier(std::string name) : name_(std::move(name)), thread_([this] { run(); }) {
+  pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());
+}
+
+Copier::~Copier() { close(); }
+
+int64_t Copier::add_peer(int pidfd) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto peer = std::make_shared<Peer>();
+  peer->pidfd = pidfd;
+  peers_[next_peer_] = std::move(peer);
+  return next_peer_++;
+}
+
+std::shared_ptr<Copier::Peer> Copier::find(int64_t peer) {
+  auto found = peers_.find(peer);
+  if (closing_ || found == peers_.end())
+    throw std::runtime_error("peer " + std::to_string(peer) + " is fenced or unknown; connect to it again");
+  return found->second;
+}
+
+int64_t Copier::post(int64_t peer, bool write, char* local, char* remote, std::vector<Run> runs) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  queue_.push_back({next_batch_, peer, find(peer), write, local, remote, std::move(runs)});
+  work_.notify_one();
+  return next_batch_++;
+}
+
+void Copier::fence(int64_t peer) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto found = peers_.find(peer);
+  if (found == peers_.end()) return;
+  found->second->fenced = true;
+  peers_.erase(found);
+  std::deque<Batch> kept;
+  for (auto& batch : queue_) {
+    if (batch.peer_id == peer)
+      events_.push({batch.id, peer, "the peer was fenced"});
+    else
+      kept.push_back(std::move(batch));
+  }
+  queue_.swap(kept);
+  idle_.wait(lock, [&] { return copying_for_ != peer; });
+}
+
+void Copier::close() {
+  std::vector<int64_t> peers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closing_) return;
+    for (auto& entry : peers_) peers.push_back(entry.first);
+  }
+  for (int64_t peer : peers) fence(peer);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closing_ = true;
+    work_.notify_one();
+  }
+  thread_.join();
+}
+
+void Copier::run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    work_.wait(lock, [&] { return closing_ || !queue_.empty(); });
+    if (closing_) return;
+    Batch batch = std::move(queue_.front());
+    queue_.pop_front();
+    copying_for_ = batch.peer_id;
+    lock.unlock();
+    std::string error = copy(batch);
+    lock.lock();
+    events_.push({batch.id, batch.peer_id, std::move(error)});
+    copying_for_ = -1;
+    idle_.notify_all();
+  }
+}
+
+std::string Copier::copy(const Batch& batch) const {
+  for (const Run& run : batch.runs) {
+    for (int64_t done = 0; done < run.length; done += kPieceBytes) {
+      if (batch.peer->fenced) return "the peer was fenced";
+      char* local = batch.local + run.local + done;
+      char* remote = batch.remote + run.remote + done;
+      const auto bytes = static_cast<size_t>(std::min(kPieceBytes, run.length - done));
+      if (batch.write)
+        std::memcpy(remote, local, bytes);
+      else
+        std::memcpy(local, remote, bytes);
+    }
+  }
+  // The mapping outlives the process, so the copy itself never notices. A peer that has ended cannot have held its
+  // blocks to the end, and nobody is left to hear of a write.
+  if (has_ended(batch.peer->pidfd)) return "the peer's process has ended";
+  return batch.peer->fenced ? "the peer was fenced" : "";
+}
+
+void copy_now(char* destination, const char* source, const std::vector<Run>& runs) {
+  for (const Run& run : runs)
+    std::memcpy(destination + run.local, source + run.remote, static_cast<size_t>(run.length));
+}
+
+}  // namespace kvferry

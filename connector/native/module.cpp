@@ -1,0 +1,124 @@
+// The Python face of the native core. See connector/_native.pyi.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
+#include "copier.hpp"
+#include "runs.hpp"
+#include "ucp_api.hpp"
+#include "ucp_worker.hpp"
+
+namespace nb = nanobind;
+using namespace kvferry;
+
+namespace {
+
+using Offsets = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+size_t common_size(const Offsets& local, const Offsets& remote, const Offsets& length) {
+  if (local.shape(0) != remote.shape(0) || local.shape(0) != length.shape(0))
+    throw nb::value_error("local, remote and length must have as many elements as each other");
+  return local.shape(0);
+}
+
+using EventTuple = std::tuple<int64_t, int64_t, std::string>;
+
+std::vector<EventTuple> drained(EventQueue& events) {
+  std::vector<EventTuple> result;
+  for (Event& event : events.drain()) result.emplace_back(event.batch, event.peer, std::move(event.error));
+  return result;
+}
+
+int64_t post_copy(Copier& copier, int64_t peer, bool write, uintptr_t local_address, int64_t local_bytes,
+                  uintptr_t remote_address, int64_t remote_bytes, const Offsets& local, const Offsets& remote,
+                  const Offsets& length) {
+  const size_t count = common_size(local, remote, length);
+  nb::gil_scoped_release released;
+  std::vector<Run> runs =
+      checked_and_merged(local.data(), remote.data(), length.data(), count, local_bytes, remote_bytes);
+  return copier.post(peer, write, reinterpret_cast<char*>(local_address), reinterpret_cast<char*>(remote_address),
+                     std::move(runs));
+}
+
+void copy_runs(uintptr_t destination, int64_t destination_bytes, uintptr_t source, int64_t source_bytes,
+               const Offsets& to, const Offsets& from, const Offsets& length) {
+  const size_t count = common_size(to, from, length);
+  nb::gil_scoped_release released;
+  const std::vector<Run> runs =
+      checked_and_merged(to.data(), from.data(), length.data(), count, destination_bytes, source_bytes);
+  copy_now(reinterpret_cast<char*>(destination), reinterpret_cast<const char*>(source), runs);
+}
+
+std::string as_string(const nb::bytes& bytes) { return {static_cast<const char*>(bytes.data()), bytes.size()}; }
+
+nb::bytes as_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+int64_t connect_ucp(UcpWorker& worker, const nb::bytes& address,
+                    const std::vector<std::tuple<uint64_t, int64_t, nb::bytes>>& regions) {
+  std::vector<UcpWorker::RemoteRegion> remote;
+  for (const auto& [base, length, key] : regions) remote.push_back({base, length, as_string(key)});
+  const std::string copy = as_string(address);
+  nb::gil_scoped_release released;
+  return worker.connect(copy, remote);
+}
+
+int64_t post_ucp(UcpWorker& worker, int64_t peer, bool write, int64_t local_region, int64_t remote_region,
+                 const Offsets& local, const Offsets& remote, const Offsets& length) {
+  const size_t count = common_size(local, remote, length);
+  nb::gil_scoped_release released;
+  return worker.post(peer, write, local_region, remote_region, local.data(), remote.data(), length.data(), count);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::exception<OutOfBounds>(m, "OutOfBounds", PyExc_ValueError);
+
+  m.def("copy_runs", &copy_runs, nb::arg("destination"), nb::arg("destination_bytes"), nb::arg("source"),
+        nb::arg("source_bytes"), nb::arg("to"), nb::arg("from_"), nb::arg("length"));
+
+  nb::class_<Copier>(m, "Copier")
+      .def(nb::init<std::string>(), nb::arg("name"))
+      .def("add_peer", &Copier::add_peer, nb::arg("pidfd"))
+      .def("post", &post_copy, nb::arg("peer"), nb::arg("write"), nb::arg("local_address"), nb::arg("local_bytes"),
+           nb::arg("remote_address"), nb::arg("remote_bytes"), nb::arg("local"), nb::arg("remote"), nb::arg("length"))
+      .def("fence", &Copier::fence, nb::arg("peer"), nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Copier::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("fileno", [](Copier& copier) { return copier.events().fileno(); })
+      .def("drain", [](Copier& copier) { return drained(copier.events()); });
+
+  m.def(
+      "ucx_version",
+      [](const std::string& library) {
+        const UcpApi& api = load_ucp(library);
+        return std::make_pair(api.version, api.path);
+      },
+      nb::arg("library"));
+
+  nb::class_<UcpWorker>(m, "UcpWorker")
+      .def(
+          "__init__",
+          [](UcpWorker* self, const std::string& library, const std::string& name,
+             const std::vector<std::pair<std::string, std::string>>& config) {
+            new (self) UcpWorker(load_ucp(library), name, config);
+          },
+          nb::arg("library"), nb::arg("name"), nb::arg("config"))
+      .def("register_memory", &UcpWorker::register_memory, nb::arg("address"), nb::arg("length"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("address", [](UcpWorker& worker) { return as_bytes(worker.address()); })
+      .def(
+          "packed_key", [](UcpWorker& worker, int64_t region) { return as_bytes(worker.packed_key(region)); },
+          nb::arg("region"))
+      .def("connect", &connect_ucp, nb::arg("address"), nb::arg("regions"))
+      .def("post", &post_ucp, nb::arg("peer"), nb::arg("write"), nb::arg("local_region"), nb::arg("remote_region"),
+           nb::arg("local"), nb::arg("remote"), nb::arg("length"))
+      .def("fence", &UcpWorker::fence, nb::arg("peer"), nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &UcpWorker::close, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
+      .def("fileno", [](UcpWorker& worker) { return worker.events().fileno(); })
+      .def("drain", [](UcpWorker& worker) { return drained(worker.events()); });
+}

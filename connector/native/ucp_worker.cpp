@@ -1,0 +1,325 @@
+#include "ucp_worker.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <stdexcept>
+#include <system_error>
+
+namespace kvferry {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A missed wake-up would cost this much, once; it is not how anything is usually noticed.
+constexpr int kSleepMs = 1000;
+constexpr int kProgressInPost = 32;
+constexpr int kProgressBeforeYield = 256;
+
+Clock::time_point after(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+UcpWorker::UcpWorker(const UcpApi& api, std::string name,
+                     const std::vector<std::pair<std::string, std::string>>& config)
+    : api_(api), name_(std::move(name)) {
+  ucp_config_t* settings;
+  check(api_.ucp_config_read(nullptr, nullptr, &settings), "reading the configuration");
+  for (const auto& [key, value] : config) {
+    const ucs_status_t status = api_.ucp_config_modify(settings, key.c_str(), value.c_str());
+    if (status != UCS_OK) {
+      api_.ucp_config_release(settings);
+      check(status, ("setting " + key + "=" + value).c_str());
+    }
+  }
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+  const ucs_status_t status = api_.ucp_init_version(1, 13, &params, settings, &context_);
+  api_.ucp_config_release(settings);
+  check(status, "initialising");
+  try {
+    ucp_worker_params_t worker{};
+    worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+    check(api_.ucp_worker_create(context_, &worker, &worker_), "creating a worker");
+    int efd;
+    check(api_.ucp_worker_get_efd(worker_, &efd), "asking for the worker's descriptor");
+    epoll_ = epoll_create1(EPOLL_CLOEXEC);
+    if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
+    epoll_event event{};
+    event.events = EPOLLIN;
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, efd, &event) != 0)
+      throw std::system_error(errno, std::generic_category(), "epoll_ctl");
+  } catch (...) {
+    if (epoll_ >= 0) ::close(epoll_);
+    if (worker_ != nullptr) api_.ucp_worker_destroy(worker_);
+    api_.ucp_cleanup(context_);
+    throw;
+  }
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());
+}
+
+UcpWorker::~UcpWorker() {
+  // `close` throws only when UCX holds on to memory that is about to go away. Carrying on would corrupt it.
+  close(10.0);
+}
+
+void UcpWorker::check(ucs_status_t status, const char* what) const {
+  if (status != UCS_OK) throw std::runtime_error("UCX " + api_.version + ", " + what + ": " + api_.text(status));
+}
+
+int64_t UcpWorker::register_memory(uintptr_t address, size_t length) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+  params.address = reinterpret_cast<void*>(address);
+  params.length = length;
+  ucp_mem_h handle;
+  check(api_.ucp_mem_map(context_, &params, &handle), "registering memory");
+  regions_.push_back({reinterpret_cast<char*>(address), length, handle});
+  return static_cast<int64_t>(regions_.size()) - 1;
+}
+
+std::string UcpWorker::address() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ucp_address_t* address;
+  size_t length;
+  check(api_.ucp_worker_get_address(worker_, &address, &length), "asking for the worker's address");
+  std::string copy(reinterpret_cast<const char*>(address), length);
+  api_.ucp_worker_release_address(worker_, address);
+  return copy;
+}
+
+std::string UcpWorker::packed_key(int64_t index) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  void* key;
+  size_t length;
+  check(api_.ucp_rkey_pack(context_, region(index).handle, &key, &length), "packing a remote key");
+  std::string copy(static_cast<const char*>(key), length);
+  api_.ucp_rkey_buffer_release(key);
+  return copy;
+}
+
+int64_t UcpWorker::connect(const std::string& address, const std::vector<RemoteRegion>& regions) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto peer = std::make_unique<Peer>();
+  peer->worker = this;
+  peer->id = next_peer_;
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = on_endpoint_error;
+  params.err_handler.arg = peer.get();
+  check(api_.ucp_ep_create(worker_, &params, &peer->endpoint), "connecting");
+  for (const RemoteRegion& remote : regions) {
+    ucp_rkey_h key;
+    const ucs_status_t status = api_.ucp_ep_rkey_unpack(peer->endpoint, remote.key.data(), &key);
+    if (status != UCS_OK) {
+      release(*peer);
+      check(status, "unpacking the peer's remote key");
+    }
+    peer->regions.emplace_back(remote, key);
+  }
+  peers_[next_peer_] = std::move(peer);
+  wake();
+  return next_peer_++;
+}
+
+UcpWorker::Region& UcpWorker::region(int64_t index) {
+  if (index < 0 || index >= static_cast<int64_t>(regions_.size()))
+    throw OutOfBounds("there is no local region " + std::to_string(index) + "; nothing was posted");
+  return regions_[static_cast<size_t>(index)];
+}
+
+UcpWorker::Peer& UcpWorker::find(int64_t peer) {
+  auto found = peers_.find(peer);
+  if (found == peers_.end())
+    throw std::runtime_error("peer " + std::to_string(peer) + " is fenced or unknown; connect to it again");
+  return *found->second;
+}
+
+int64_t UcpWorker::post(int64_t peer_id, bool write, int64_t local_region, int64_t remote_region, const int64_t* local,
+                        const int64_t* remote, const int64_t* length, size_t count) {
+  ++posters_waiting_;
+  std::lock_guard<std::mutex> lock(mutex_);
+  --posters_waiting_;
+  Peer& peer = find(peer_id);
+  if (peer.error != UCS_OK)
+    throw std::runtime_error("peer " + std::to_string(peer_id) + " is down: " + api_.text(peer.error));
+  const Region& here = region(local_region);
+  if (remote_region < 0 || remote_region >= static_cast<int64_t>(peer.regions.size()))
+    throw OutOfBounds("the peer has no region " + std::to_string(remote_region) + "; nothing was posted");
+  const auto& [there, key] = peer.regions[static_cast<size_t>(remote_region)];
+  const std::vector<Run> runs =
+      checked_and_merged(local, remote, length, count, static_cast<int64_t>(here.length), there.length);
+
+  auto* batch = new Batch{this, &peer, next_batch_++, write};
+  ++peer.batches;
+  batch->pending = 1;  // keeps it from ending before all of it is posted
+  ucp_request_param_t params{};
+  params.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FLAG_MULTI_SEND;
+  params.cb.send = on_operation;
+  params.user_data = batch;
+  params.memh = here.handle;
+  for (const Run& run : runs) {
+    const auto bytes = static_cast<size_t>(run.length);
+    const uint64_t target = there.base + static_cast<uint64_t>(run.remote);
+    account(batch, write ? api_.ucp_put_nbx(peer.endpoint, here.address + run.local, bytes, target, key, &params)
+                         : api_.ucp_get_nbx(peer.endpoint, here.address + run.local, bytes, target, key, &params));
+    if (batch->error != UCS_OK) break;
+  }
+  const int64_t id = batch->id;
+  operation_ended(batch, UCS_OK);
+  for (int i = 0; i < kProgressInPost && api_.ucp_worker_progress(worker_) != 0; ++i) {
+  }
+  wake();
+  return id;
+}
+
+void UcpWorker::account(Batch* batch, ucs_status_ptr_t request) {
+  if (UCS_PTR_IS_PTR(request))
+    ++batch->pending;
+  else if (UCS_PTR_IS_ERR(request) && batch->error == UCS_OK)
+    batch->error = UCS_PTR_STATUS(request);
+}
+
+void UcpWorker::on_operation(void* request, ucs_status_t status, void* data) {
+  auto* batch = static_cast<Batch*>(data);
+  batch->worker->api_.ucp_request_free(request);
+  batch->worker->operation_ended(batch, status);
+}
+
+void UcpWorker::operation_ended(Batch* batch, ucs_status_t status) {
+  if (status != UCS_OK && batch->error == UCS_OK) batch->error = status;
+  if (--batch->pending > 0) return;
+  if (batch->flush && batch->error == UCS_OK) {
+    // A put is complete for its sender when its buffer may be reused; only a flush says that it has arrived.
+    batch->flush = false;
+    batch->pending = 1;
+    ucp_request_param_t params{};
+    params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+    params.cb.send = on_operation;
+    params.user_data = batch;
+    account(batch, api_.ucp_ep_flush_nbx(batch->peer->endpoint, &params));
+    if (--batch->pending > 0) return;
+  }
+  --batch->peer->batches;
+  events_.push({batch->id, batch->peer->id, batch->error == UCS_OK ? "" : api_.text(batch->error)});
+  delete batch;
+}
+
+void UcpWorker::on_endpoint_error(void* data, ucp_ep_h, ucs_status_t status) {
+  auto* peer = static_cast<Peer*>(data);
+  peer->error = status;
+  peer->worker->events_.push({-1, peer->id, peer->worker->api_.text(status)});
+}
+
+void UcpWorker::fence(int64_t peer_id, double timeout_s) {
+  const auto deadline = after(timeout_s);
+  std::unique_ptr<Peer> peer;
+  ucs_status_ptr_t closing;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = peers_.find(peer_id);
+    if (found == peers_.end()) return;
+    peer = std::move(found->second);
+    peers_.erase(found);
+    ucp_request_param_t params{};
+    params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    params.flags = UCP_EP_CLOSE_FLAG_FORCE;
+    closing = api_.ucp_ep_close_nbx(peer->endpoint, &params);
+  }
+  while (true) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      progress_some();
+      const bool closed = !UCS_PTR_IS_PTR(closing) || api_.ucp_request_check_status(closing) != UCS_INPROGRESS;
+      if (closed && peer->batches == 0) {
+        if (UCS_PTR_IS_PTR(closing)) api_.ucp_request_free(closing);
+        for (auto& entry : peer->regions) api_.ucp_rkey_destroy(entry.second);
+        wake();
+        return;
+      }
+    }
+    if (Clock::now() >= deadline) {
+      const int64_t left = peer->batches;
+      // UCX may still call back with this peer and write into our memory: it must stay, and so must the peer.
+      (void)peer.release();
+      throw std::runtime_error("UCX " + api_.version + " has not let go of peer " + std::to_string(peer_id) +
+                               " after its endpoint was closed by force (" + std::to_string(left) +
+                               " batches in flight); this process must end");
+    }
+    sched_yield();
+  }
+}
+
+void UcpWorker::release(Peer& peer) {
+  for (auto& entry : peer.regions) api_.ucp_rkey_destroy(entry.second);
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  params.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  ucs_status_ptr_t closing = api_.ucp_ep_close_nbx(peer.endpoint, &params);
+  if (!UCS_PTR_IS_PTR(closing)) return;
+  while (api_.ucp_request_check_status(closing) == UCS_INPROGRESS) api_.ucp_worker_progress(worker_);
+  api_.ucp_request_free(closing);
+}
+
+void UcpWorker::close(double timeout_s) {
+  std::vector<int64_t> peers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    for (auto& entry : peers_) peers.push_back(entry.first);
+  }
+  for (int64_t peer : peers) fence(peer, timeout_s);
+  closing_ = true;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wake();
+  }
+  thread_.join();
+  for (Region& region : regions_) api_.ucp_mem_unmap(context_, region.handle);
+  regions_.clear();
+  api_.ucp_worker_destroy(worker_);
+  api_.ucp_cleanup(context_);
+  ::close(epoll_);
+}
+
+void UcpWorker::progress_some() {
+  for (int i = 0; i < kProgressBeforeYield && api_.ucp_worker_progress(worker_) != 0; ++i) {
+  }
+}
+
+void UcpWorker::wake() { api_.ucp_worker_signal(worker_); }
+
+bool UcpWorker::may_sleep() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  progress_some();
+  return api_.ucp_worker_arm(worker_) != UCS_ERR_BUSY;
+}
+
+void UcpWorker::run() {
+  while (!closing_) {
+    if (may_sleep()) {
+      epoll_event event;
+      (void)epoll_wait(epoll_, &event, 1, kSleepMs);
+    } else if (posters_waiting_ > 0) {
+      sched_yield();  // the mutex is not fair
+    }
+  }
+}
+
+}  // namespace kvferry

@@ -1,0 +1,163 @@
+"""UCX: one-sided get and put through UCP, over RDMA where there is a device, else over what UCX finds.
+
+Peer error handling is always on; without it the death of a peer is never reported. In that mode UCX needs `tcp` among
+its transports to reach peers at all, and `RNDV_THRESH=inf` to keep single-copy transports on the same host instead of
+silently emulating over TCP. Different UCX minor versions fail or crash each other when keys are unpacked, so that the
+description carries the version and `connect` refuses another one.
+
+UCX parses addresses and keys without checking them. A digest keeps damaged ones away from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+
+import msgspec
+
+from connector._native import OutOfBounds, UcpWorker, ucx_version
+from connector.errors import OutOfBoundsError, PeerLostError, RegistrationError, TransportError, UnreachableError
+from connector.transport.base import Completed, Event, Memory, Op, PeerDown, Runs
+from connector.transport.ucx_library import find_library
+
+CONFIG = (("RNDV_THRESH", "inf"),)
+FENCE_TIMEOUT_S = 10.0
+
+
+class _Region(msgspec.Struct, frozen=True):
+    base: int
+    length: int
+    key: bytes
+
+
+class _Description(msgspec.Struct, frozen=True):
+    version: str
+    address: bytes
+    regions: tuple[_Region, ...]
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    body: bytes
+    digest: bytes
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16).digest()
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+class UcxTransport:
+    """See the module, and `connector.transport.base.Transport`. `library`: see `find_library`.
+
+    Raises:
+        RegistrationError: UCX cannot be loaded or initialised.
+    """
+
+    name = "ucx"
+
+    def __init__(self, name: str, library: str = "") -> None:
+        try:
+            path = find_library(library)
+            self.version, self.path = ucx_version(path)
+            self._worker = UcpWorker(path, f"ucx-{name}", list(CONFIG))
+        except RuntimeError as error:
+            raise RegistrationError(f"{name}: {error}") from error
+        self._owner = name
+        self._regions: list[Memory] = []
+        self._peers: set[int] = set()
+        self._down: set[int] = set()
+        self._closed = False
+
+    def register(self, memory: Memory) -> int:
+        """See `Transport.register`."""
+        try:
+            region = self._worker.register_memory(memory.address, memory.length)
+        except RuntimeError as error:
+            raise RegistrationError(
+                f"{self._owner}: memory at {memory.address:#x} ({memory.length} bytes) cannot be registered: {error}"
+            ) from error
+        self._regions.append(memory)
+        return region
+
+    def describe(self) -> bytes:
+        """See `Transport.describe`."""
+        regions = tuple(
+            _Region(memory.address, memory.length, self._worker.packed_key(index))
+            for index, memory in enumerate(self._regions)
+        )
+        body = msgspec.msgpack.encode(_Description(self.version, self._worker.address(), regions))
+        return msgspec.msgpack.encode(_Sealed(body, _digest(body)))
+
+    def connect(self, description: bytes) -> int:
+        """See `Transport.connect`."""
+        try:
+            sealed = msgspec.msgpack.decode(description, type=_Sealed)
+            if sealed.digest != _digest(sealed.body):
+                raise UnreachableError("the peer's ucx description is damaged: its digest does not match")
+            described = msgspec.msgpack.decode(sealed.body, type=_Description)
+        except msgspec.MsgspecError as error:
+            raise UnreachableError(f"the peer's ucx description is damaged: {error}") from error
+        if _minor(described.version) != _minor(self.version):
+            raise UnreachableError(
+                f"the peer uses UCX {described.version}, this worker {self.version}; different minor versions crash "
+                "each other, install the same one on both"
+            )
+        regions = [(region.base, region.length, region.key) for region in described.regions]
+        try:
+            peer = self._worker.connect(described.address, regions)
+        except RuntimeError as error:
+            raise UnreachableError(f"the peer cannot be reached over ucx: {error}") from error
+        self._peers.add(peer)
+        return peer
+
+    def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs) -> int:
+        """See `Transport.post`."""
+        if peer not in self._peers or peer in self._down:
+            raise PeerLostError(f"peer {peer} is {'down' if peer in self._down else 'fenced or unknown'}")
+        try:
+            return self._worker.post(
+                peer, op == "write", local_region, remote_region, runs.local, runs.remote, runs.length
+            )
+        except OutOfBounds as error:
+            raise OutOfBoundsError(str(error)) from None
+        except RuntimeError as error:
+            raise PeerLostError(str(error)) from error
+
+    def fileno(self) -> int:
+        """See `Transport.fileno`."""
+        return self._worker.fileno()
+
+    def poll(self) -> list[Event]:
+        """See `Transport.poll`."""
+        events: list[Event] = []
+        for batch, peer, text in self._worker.drain():
+            if batch >= 0:
+                events.append(Completed(batch=batch, error=text or None))
+            elif peer in self._peers:
+                self._down.add(peer)
+                events.append(PeerDown(peer=peer, cause=text))
+        return events
+
+    def fence(self, peer: int) -> None:
+        """See `Transport.fence`."""
+        if peer not in self._peers:
+            return
+        self._peers.discard(peer)
+        self._down.discard(peer)
+        try:
+            self._worker.fence(peer, FENCE_TIMEOUT_S)
+        except RuntimeError as error:
+            raise TransportError(str(error)) from error
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.ExitStack() as every:
+            every.callback(self._worker.close, FENCE_TIMEOUT_S)
+            for peer in list(self._peers):
+                every.callback(self.fence, peer)
