@@ -8,11 +8,8 @@ message is all that the owner needs; the traceback is in the log.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import importlib
 import logging
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +20,7 @@ import ray
 
 from connector.config import ConnectorConfig
 from deploy.errors import StartFailed
+from deploy.output import redirect_output
 from engine.config import EngineConfig
 from rpc.address import WorkerAddress
 
@@ -45,6 +43,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     connector: ConnectorConfig
     token: str
     log_file: str
+    log_level: str
 
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,13 +56,14 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     served_name: str
     token: str
     log_file: str
+    log_level: str
 
 
 class WorkerActor:
     """A prefill or a decode worker."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        attach_log(spec.log_file)
+        redirect_output(Path(spec.log_file), spec.log_level)
         self._spec = spec
         self._worker: PrefillWorker | DecodeWorker | None = None
 
@@ -133,7 +133,7 @@ class GatewayActor:
     """A gateway."""
 
     def __init__(self, spec: GatewaySpec) -> None:
-        attach_log(spec.log_file)
+        redirect_output(Path(spec.log_file), spec.log_level)
         self._spec = spec
         self._gateway: Gateway | None = None
 
@@ -168,23 +168,6 @@ class GatewayActor:
     async def watch(self) -> None:
         """Never returns: the call fails when the process ends."""
         await asyncio.Event().wait()
-
-
-def attach_log(path: str) -> None:
-    """Send all that this process prints, its native code included, to the log file."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    stream = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stdout = sys.stderr = stream
-    faulthandler.enable(stream)
-    logging.basicConfig(
-        level=logging.INFO, stream=stream, force=True, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
 
 
 @contextmanager

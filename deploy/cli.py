@@ -1,197 +1,63 @@
-"""The `kvferry` command.
+"""The `kvferry` command: the net under everything else.
 
 Exit codes: 0 done; 1 something failed; 2 refused (usage, a setting, the model, a port, resources, the cluster is
 already up): nothing was started; 3 there is no such cluster; 130 interrupted before it was ready. `down` of a cluster
 that is not up is 0: what was asked for is so.
+
+Whatever happens, a person gets one sentence. So everything that takes time to import is imported inside the net.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import importlib.metadata
 import os
 import sys
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
-import msgspec
-
-from deploy import paths
-from deploy.config import Configuration, resolve, show
-from deploy.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, DeployError
-from deploy.reporting import Pipe, Progress, Terminal
-from deploy.settings import DEFAULT_MODEL
+FAILED = 1
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     try:
+        return _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        print("kvferry: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left (`kvferry status | head -1`).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        print(f"kvferry: unexpected error: {error or type(error).__name__}; {_record()}", file=sys.stderr)
+        return FAILED
+
+
+def _run(arguments: Sequence[str]) -> int:
+    from deploy.command_line import parser
+    from deploy.errors import DeployError
+
+    try:
         options = parser().parse_args(arguments)
-        code: int = options.run(options, list(sys.argv[1:] if arguments is None else arguments))
+        code: int = options.run(options, list(arguments))
         sys.stdout.flush()
         return code
     except DeployError as error:
         print(f"kvferry: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("kvferry: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has left (`kvferry status | head -1`).
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
-    except Exception as error:
-        log = paths.logs_dir("kvferry") / "crash.log"
+
+
+def _record() -> str:
+    import traceback
+    from pathlib import Path
+
+    log = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kvferry" / "crash.log"
+    try:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(traceback.format_exc(), encoding="utf-8")
-        print(f"kvferry: unexpected error: {error or type(error).__name__}; details in {log}", file=sys.stderr)
-        return EXIT_FAILED
-
-
-FLAGS = {
-    "--cluster": ("cluster", "NAME", "name of the cluster"),
-    "--model": ("model", "PATH|NAME", "a local Hugging Face folder or a known name"),
-    "--prefill": ("prefill.count", "N", "prefill workers"),
-    "--decode": ("decode.count", "N", "decode workers"),
-    "--gateways": ("gateway.count", "N", "gateways, on consecutive ports"),
-    "--host": ("gateway.host", "H", "address that the gateways listen on"),
-    "--port": ("gateway.port", "P", "port of the first gateway"),
-    "--address": ("ray.address", "auto|ADDR", "join this Ray cluster instead of starting a local Ray"),
-}
-"""The short flags: the key that each stands for, the name of its value, what it is."""
-
-
-class _Setting(argparse.Action):
-    """Collects (key, text, source) in the order given."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        text = str(values)
-        if option_string in FLAGS:
-            entry = (FLAGS[option_string][0], text, option_string)
-        else:
-            key, equals, value = text.partition("=")
-            if not equals:
-                raise argparse.ArgumentError(self, f"{text!r} is not key=value")
-            entry = (key.strip(), value, "--set")
-        namespace.flags = [*namespace.flags, entry]
-
-
-class _Version(argparse.Action):
-    """Prints the version, which is looked up only then."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"kvferry {importlib.metadata.version('kvferry')}")
-        parser.exit()
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    root = argparse.ArgumentParser(
-        prog="kvferry", description="Serve language models with prefill and decode on separate workers."
-    )
-    root.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    commands = root.add_subparsers(metavar="COMMAND", required=True)
-
-    up = commands.add_parser("up", help="start a cluster and stay with it until Ctrl-C")
-    _add_settings(up, list(FLAGS))
-    up.add_argument("--detach", action="store_true", help="return when the cluster is ready, and leave it running")
-    up.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
-    up.set_defaults(run=_up)
-
-    down = commands.add_parser("down", help="stop a cluster; returns when everything of it is gone")
-    _add_settings(down, ["--cluster"])
-    down.set_defaults(run=_down)
-
-    status = commands.add_parser("status", help="how a cluster's gateways and workers are")
-    _add_settings(status, ["--cluster"])
-    status.add_argument("--json", action="store_true", help="for scripts")
-    status.set_defaults(run=_status)
-
-    config = commands.add_parser("config", help="the configuration").add_subparsers(metavar="COMMAND", required=True)
-    show = config.add_parser("show", help="print the resolved configuration and where each value comes from")
-    _add_settings(show, list(FLAGS))
-    show.set_defaults(run=_config_show)
-
-    model = commands.add_parser("model", help="the models known by name").add_subparsers(
-        metavar="COMMAND", required=True
-    )
-    fetch = model.add_parser("fetch", help="download and convert a model into the cache; prints its folder")
-    fetch.add_argument("name", nargs="?", help="a known name; the default model if left out")
-    fetch.set_defaults(run=_model_fetch)
-    return root
-
-
-def _add_settings(command: argparse.ArgumentParser, flags: list[str]) -> None:
-    command.set_defaults(flags=[])
-    command.add_argument("-f", "--file", type=Path, metavar="FILE", help="YAML configuration file")
-    for flag in flags:
-        _, metavar, text = FLAGS[flag]
-        command.add_argument(flag, action=_Setting, dest=flag, default=argparse.SUPPRESS, metavar=metavar, help=text)
-    command.add_argument(
-        "--set",
-        action=_Setting,
-        dest="--set",
-        default=argparse.SUPPRESS,
-        metavar="KEY=VALUE",
-        help="any setting, e.g. connector.transport=ucx; may be repeated",
-    )
-
-
-def _settings(options: argparse.Namespace) -> Configuration:
-    return resolve(options.file, os.environ, options.flags)
-
-
-def _up(options: argparse.Namespace, arguments: list[str]) -> int:
-    settings = _settings(options).settings
-    if options.detach:
-        from deploy.detach import up_detached
-
-        return up_detached(settings, [argument for argument in arguments if argument != "--detach"])
-    from deploy.owner import Owner
-
-    return Owner(settings, Terminal() if options.report_fd is None else Pipe(options.report_fd)).run()
-
-
-def _down(options: argparse.Namespace, _arguments: list[str]) -> int:
-    from deploy.down import down
-
-    return down(_settings(options).settings.cluster)
-
-
-def _status(options: argparse.Namespace, _arguments: list[str]) -> int:
-    from deploy.status import cluster_status, render
-
-    status = asyncio.run(cluster_status(_settings(options).settings.cluster))
-    print(msgspec.json.format(msgspec.json.encode(status)).decode() if options.json else render(status))
-    return EXIT_OK
-
-
-def _config_show(options: argparse.Namespace, _arguments: list[str]) -> int:
-    print(show(_settings(options)))
-    return EXIT_OK
-
-
-def _model_fetch(options: argparse.Namespace, _arguments: list[str]) -> int:
-    from deploy.model.catalog import known_model
-    from deploy.model.store import ModelStore
-
-    model = known_model(options.name or DEFAULT_MODEL)
-    terminal = Terminal()
-    store = ModelStore(paths.models_dir())
-    try:
-        folder = asyncio.run(store.ensure(model, lambda phase: terminal.report(Progress("model", phase)), hashes=True))
-    finally:
-        terminal.finish()
-    print(folder)
-    return EXIT_OK
+    except OSError as error:
+        return f"its details could not be written to {log}: {error.strerror}"
+    return f"details in {log}"
 
 
 if __name__ == "__main__":

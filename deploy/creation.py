@@ -59,6 +59,7 @@ def _create_worker(run: Run, demand: Demand, reservation: Reservation) -> Member
         connector=settings.connector,
         token=run.token,
         log_file=str(log_file),
+        log_level=run.settings.log.level,
     )
     custom = {name: amount for name, amount in demand.resources.items() if name not in ("CPU", "GPU")}
     options: dict[str, Any] = {
@@ -82,6 +83,7 @@ def _create_gateway(run: Run, name: str, port: int) -> Member:
         served_name=run.model.served_name,
         token=run.token,
         log_file=str(log_file),
+        log_level=run.settings.log.level,
     )
     options: dict[str, Any] = {
         "num_cpus": 0,

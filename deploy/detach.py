@@ -21,7 +21,7 @@ def up_detached(settings: Settings, arguments: list[str]) -> int:
 
     A Ctrl-C on the way stops what was started; a second one kills it.
     """
-    logs = paths.logs_dir(settings.cluster)
+    logs = paths.logs_dir(settings.cluster, settings.log.folder)
     logs.mkdir(parents=True, exist_ok=True)
     output = logs / "detached.out"
     reading, writing = os.pipe()
@@ -36,7 +36,7 @@ def up_detached(settings: Settings, arguments: list[str]) -> int:
             start_new_session=True,
         )
     os.close(writing)
-    terminal = Terminal()
+    terminal = Terminal(sys.stdout, sys.stderr)
     with EventReader(reading) as events:
         while True:
             try:

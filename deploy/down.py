@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import time
 
 import psutil
@@ -33,7 +34,7 @@ def down(cluster: str) -> int:
     if state is None:
         print(f"no cluster called {cluster!r} is up")
         return EXIT_OK
-    terminal = Terminal()
+    terminal = Terminal(sys.stdout, sys.stderr)
     terminal.report(Progress(cluster, "stopping"))
     try:
         # Gateways, decode and prefill drain one after the other.

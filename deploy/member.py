@@ -78,9 +78,9 @@ class Member:
 
 
 def death_reason(ray_message: str) -> str:
-    """The one sentence of Ray's message about a dead actor that says why."""
+    """Why an actor died, out of Ray's message: the sentence that says so, without its general advice."""
     for marker in ("Worker exit detail:", "The actor is dead because"):
         _, found, rest = ray_message.partition(marker)
         if found:
-            return " ".join(rest.split("\n", 1)[0].split())
+            return " ".join(rest.partition("\n")[0].partition("Some common causes include")[0].split())
     return " ".join(ray_message.split())

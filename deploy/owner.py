@@ -22,6 +22,7 @@ from deploy.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, DeployError, S
 from deploy.guard import Guard, clean_up
 from deploy.model.resolve import ResolvedModel, inspect, resolve_model
 from deploy.model.store import ModelStore
+from deploy.output import redirect_output
 from deploy.ports import refuse_busy_ports
 from deploy.processes import end_session, identify, python_environment
 from deploy.ray_session import RaySession
@@ -43,7 +44,7 @@ class Owner:
         self._settings = settings
         self._reporter = reporter
         self._state_file = StateFile(paths.state_dir(settings.cluster))
-        self._logs = paths.logs_dir(settings.cluster)
+        self._logs = paths.logs_dir(settings.cluster, settings.log.folder)
         self._session = secrets.token_hex(16)
         self._token = secrets.token_hex(32)
         self._session_dir = ""
@@ -165,12 +166,7 @@ class Owner:
         self._logs.mkdir(parents=True, exist_ok=True)
         for old in self._logs.glob("*.log"):
             old.unlink()
-        logging.basicConfig(
-            filename=self._logs / "owner.log",
-            level=logging.INFO,
-            force=True,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        )
+        redirect_output(self._logs / "owner.log", self._settings.log.level)
 
     def _write_state(self, phase: Phase) -> None:
         workers, gateways = self._members

@@ -29,8 +29,10 @@ def state_dir(cluster: str) -> Path:
     return _base("XDG_STATE_HOME", ".local", "state") / "kvferry" / cluster
 
 
-def logs_dir(cluster: str) -> Path:
+def logs_dir(cluster: str, configured: str = "") -> Path:
     """The folder of a cluster's logs; they stay until its next start."""
+    if configured:
+        return Path(configured).expanduser().absolute()
     return _base("XDG_STATE_HOME", ".local", "state") / "kvferry" / cluster / "logs"
 
 

@@ -10,11 +10,13 @@ from deploy.settings import GatewaySettings
 
 
 def gateway_ports(gateway: GatewaySettings) -> list[int]:
-    """The consecutive ports of all gateways.
+    """The consecutive ports of all gateways, or 0 for each.
 
     Raises:
         SettingError: they run past 65535.
     """
+    if gateway.port == 0:
+        return [0] * gateway.count
     last = gateway.port + gateway.count - 1
     if last > 65535:
         raise SettingError(

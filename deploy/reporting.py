@@ -6,10 +6,9 @@ The owner reports events; a terminal shows them, or a pipe carries them to the `
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
-from typing import Protocol, TypeAlias
+from typing import Protocol, TextIO, TypeAlias
 
 import msgspec
 from rich.console import Console, RenderableType
@@ -51,10 +50,12 @@ class Reporter(Protocol):
 
 
 class Terminal:
-    """Progress on standard error: live rows on a terminal, lines elsewhere. The summary on standard output."""
+    """Progress on `err`: live rows on a terminal, a line per phase elsewhere. The summary on `out`."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+    def __init__(self, out: TextIO, err: TextIO) -> None:
+        self._out = out
+        self._err = err
+        self._console = Console(file=err, highlight=False)
         self._started = time.monotonic()
         self._rows: dict[str, Progress] = {}
         self._live: Live | None = None
@@ -67,11 +68,11 @@ class Terminal:
                 self._progress(event)
             case Ready(summary):
                 self.finish()
-                print(summary, flush=True)
+                print(summary, file=self._out, flush=True)
             case Ended(message=message):
                 self.finish()
                 if message:
-                    print(f"kvferry: {message}", file=sys.stderr, flush=True)
+                    print(f"kvferry: {message}", file=self._err, flush=True)
 
     def finish(self) -> None:
         """Leave the live display; what it shows stays."""
@@ -86,7 +87,7 @@ class Terminal:
         self._rows[event.subject] = event
         if not self._console.is_terminal:
             elapsed = time.monotonic() - self._started
-            print(f"[{elapsed:5.1f} s] {event.subject}: {event.phase}", file=sys.stderr, flush=True)
+            print(f"[{elapsed:5.1f} s] {event.subject}: {event.phase}", file=self._err, flush=True)
         elif self._live is None:
             self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=8)
             self._live.start()

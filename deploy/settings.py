@@ -6,7 +6,7 @@ starting. `deploy.configuration` merges file, environment and flags into these.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -35,11 +35,11 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The gateways: `count` of them on consecutive ports from `port` on."""
+    """The gateways: `count` of them on consecutive ports from `port` on; 0 is any free port for each."""
 
     count: Count = 1
     host: str = "127.0.0.1"
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
 
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +52,13 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     address: str = ""
     num_cpus: Annotated[int, msgspec.Meta(ge=0)] = 0
     object_store_bytes: Annotated[int, msgspec.Meta(ge=75 << 20)] = 80 << 20
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Log files: one per process, in `folder` on the host where it runs ("" is the user's state directory)."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    folder: str = ""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,3 +81,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine: EngineConfig = EngineConfig()
     connector: ConnectorConfig = ConnectorConfig()
     ray: RaySettings = RaySettings()
+    log: LogSettings = LogSettings()

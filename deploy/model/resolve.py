@@ -45,7 +45,8 @@ def inspect(model: ResolvedModel) -> None:
     Raises:
         ModelRefused: it is incomplete, or of an unsupported architecture.
     """
-    from engine.model_info import ModelError, inspect_model
+    from engine.errors import ModelError
+    from engine.model_info import inspect_model
 
     try:
         inspect_model(model.path)

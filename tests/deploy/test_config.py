@@ -82,7 +82,7 @@ def test_an_unknown_key_names_the_variable_or_line_it_comes_from(tmp_path: Path)
         ("engine.dtype=fp8", "engine.dtype is 'fp8' (--set); expected one of bfloat16, float32"),
         ("engine.kv_cache_bytes=1 GiBi", "engine.kv_cache_bytes is '1 GiBi' (--set); expected a size in bytes"),
         ("connector.lease_s=soon", "connector.lease_s is 'soon' (--set); expected seconds, such as 30"),
-        ("gateway.port=99999", "gateway.port is 99999 (--set); expected a whole number ≥ 1 and ≤ 65535"),
+        ("gateway.port=99999", "gateway.port is 99999 (--set); expected a whole number ≥ 0 and ≤ 65535"),
         ("prefill.count=0", "prefill.count is 0 (--set); expected a whole number ≥ 1"),
         ("decode.num_gpus=-1", "decode.num_gpus is -1 (--set); expected a number ≥ 0"),
         ("prefill.resources=[a]", "prefill.resources is ['a'] (--set); expected a mapping of names to numbers"),

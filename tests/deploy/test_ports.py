@@ -16,6 +16,7 @@ def listener() -> Iterator[socket.socket]:
 
 def test_gateways_take_consecutive_ports() -> None:
     assert gateway_ports(GatewaySettings(count=3, port=9000)) == [9000, 9001, 9002]
+    assert gateway_ports(GatewaySettings(count=2, port=0)) == [0, 0]
 
 
 def test_ports_that_do_not_exist_are_refused() -> None:

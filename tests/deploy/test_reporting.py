@@ -1,3 +1,4 @@
+import io
 import os
 
 import pytest
@@ -8,7 +9,11 @@ from deploy.reporting import Ended, Event, EventReader, Pipe, Progress, Ready, T
 def test_events_pass_through_a_pipe_until_the_cluster_is_ready() -> None:
     reading, writing = os.pipe()
     pipe = Pipe(writing)
-    sent: list[Event] = [Progress("prefill-0", "loading"), Progress("prefill-0", "loaded", done=True), Ready("there it is")]
+    sent: list[Event] = [
+        Progress("prefill-0", "loading"),
+        Progress("prefill-0", "loaded", done=True),
+        Ready("there it is"),
+    ]
     for event in [*sent, Ended(0, "")]:
         pipe.report(event)
     with EventReader(reading) as reader:
@@ -33,14 +38,14 @@ def test_reading_ends_with_the_writer_also_in_the_middle_of_a_line() -> None:
         assert list(reader) == [Progress("a", "b")]
 
 
-def test_without_a_terminal_every_new_phase_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal = Terminal()
+def test_without_a_terminal_every_new_phase_is_one_line() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    terminal = Terminal(out, err)
     for event in (Progress("a", "loading"), Progress("a", "loading"), Progress("a", "loaded", done=True)):
         terminal.report(event)
     terminal.report(Ready("summary"))
     terminal.report(Ended(1, "it broke"))
-    out, err = capsys.readouterr()
-    assert out == "summary\n"
-    lines = err.splitlines()
+    assert out.getvalue() == "summary\n"
+    lines = err.getvalue().splitlines()
     assert [line.partition("] ")[2] for line in lines[:2]] == ["a: loading", "a: loaded"]
     assert lines[2:] == ["kvferry: it broke"]
