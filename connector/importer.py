@@ -67,12 +67,13 @@ class Importer:
         self._owners: dict[str, _Owner] = {}
         self._instructions: deque[Instruction] = deque()
         self._carrying_out = False
+        self._broken: set[str] = set()
 
     def start(self) -> None:
         """Listen to the transports."""
         loop = asyncio.get_running_loop()
         for name, transport in self._transports.items():
-            loop.add_reader(transport.fileno(), self._readable, name)
+            loop.add_reader(transport.fileno(), self._poll, name)
 
     def close(self) -> None:
         """Stop listening, close the transports, which fences every peer, and settle what is left."""
@@ -138,14 +139,17 @@ class Importer:
         """Give up what has taken too long."""
         self._carry_out(self._sink.tick(self._clock()))
 
-    def _readable(self, name: str) -> None:
+    def _poll(self, name: str) -> None:
+        if name in self._broken:
+            return
         try:
-            self._poll(name)
+            self._take_events(name)
         except Exception as error:
+            self._broken.add(name)
             asyncio.get_running_loop().remove_reader(self._transports[name].fileno())
             self._on_fault(error)
 
-    def _poll(self, name: str) -> None:
+    def _take_events(self, name: str) -> None:
         for event in self._transports[name].poll():
             now = self._clock()  # read after the completion: what has completed by now was read before now
             match event:

@@ -136,8 +136,6 @@ class Link:
         Closing twice is harmless.
         """
         self.gone = True
-        for transfer_id in self.ledger.wanted:
-            self._importer.cancel(transfer_id)
         self._fence("the link was closed")
         for transfer_id in self.ledger.wanted:
             self.acknowledge(transfer_id, "closed")
@@ -170,6 +168,8 @@ class Link:
             self.ledger.disconnected()
             self._settle_confirmations(every=True)
             await connection.close()
+            if self.gone:  # a cancellation that met a lost connection is swallowed by the task group
+                return
             self._connection = await self._connect_again()
 
     async def _connect_again(self) -> Connection | None:

@@ -14,11 +14,11 @@ from typing import Any, ParamSpec
 
 P = ParamSpec("P")
 
-PATIENCE_S = 0.005
+PATIENCE_S = 0.002
 """Real seconds that descriptors get before the clock jumps: bytes on the loopback are there long before."""
 STUCK_S = 60.0
 """Real seconds after which a loop without timers and without input is not going to go on."""
-STEP_S = 0.02
+FIRST_STEP_S, LAST_STEP_S = 0.01, 1.0
 """Virtual seconds between two looks at a condition."""
 
 
@@ -83,7 +83,8 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
 async def until(condition: Callable[[], bool], within_s: float = 1000.0) -> None:
     """Let virtual time pass until `condition` holds; `AssertionError` when it does not `within_s` virtual seconds."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + within_s
+    end, step_s = loop.time() + within_s, FIRST_STEP_S
     for _ in iter(condition, True):
         assert loop.time() < end, f"still not so after {within_s} virtual seconds"
-        await asyncio.sleep(STEP_S)
+        await asyncio.sleep(step_s)
+        step_s = min(2 * step_s, LAST_STEP_S)

@@ -164,6 +164,7 @@ class FabricTransport:
         self._peers: list[tuple[str, Literal["up", "down", "fenced"]]] = []
         self._batches = 0
         self._closed = False
+        self._fault: Exception | None = None
 
     # The seam
 
@@ -208,6 +209,8 @@ class FabricTransport:
 
     def poll(self) -> list[Event]:
         """See the seam."""
+        if self._fault is not None:
+            raise self._fault
         events, self._events = self._events, []
         if events:
             os.eventfd_read(self._readable)
@@ -244,6 +247,11 @@ class FabricTransport:
             if known == name and state == "up":
                 self._peers[peer] = (known, "down")
                 self.report(PeerDown(peer=peer, cause=f"{name} was killed by the script"))
+
+    def break_down(self, fault: Exception) -> None:
+        """From now on every poll raises."""
+        self._fault = fault
+        os.eventfd_write(self._readable, 1)
 
     def forget(self, batch: Batch) -> None:
         """A batch has become terminal."""

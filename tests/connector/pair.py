@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from connector import (
@@ -19,6 +19,7 @@ from connector import (
     SourceRef,
     new_transfer_id,
 )
+from tests.connector.cable import Cable
 from tests.connector.fabric import Fabric
 from tests.connector.pool import BLOCK_SIZE, TOKEN, D, P, Pool, compatibility
 
@@ -86,12 +87,11 @@ class Held:
 class Reading:
     """A read as its decode worker sees it: `outcomes` are the calls of `on_settled`, which gives the blocks back."""
 
-    def __init__(self, worker: Worker, pull: Pull, source: SourceRef, keep: bool = False) -> None:
+    def __init__(self, worker: Worker, pull: Pull, source: SourceRef, num_blocks: int | None = None) -> None:
         self.worker = worker
-        self.blocks = worker.pool.take(len(source.blocks["full"]))
+        self.blocks = worker.pool.take(num_blocks or len(source.blocks["full"]))
         self.outcomes: list[ImportOutcome] = []
         self.settled = asyncio.Event()
-        self._keep = keep
         self.task: asyncio.Task[Imported] = asyncio.create_task(
             pull.read(source, {"full": self.blocks}, self._on_settled)
         )
@@ -104,12 +104,13 @@ class Reading:
 
 
 class Pair:
-    """Two connected workers."""
+    """Two workers, connected through a cable."""
 
-    def __init__(self, fabric: Fabric, prefill: Worker, decode: Worker, link: Link) -> None:
+    def __init__(self, fabric: Fabric, prefill: Worker, decode: Worker, cable: Cable, link: Link) -> None:
         self.fabric = fabric
         self.prefill = prefill
         self.decode = decode
+        self.cable = cable
         self.link = link
 
     def source(self, num_tokens: int = 10, seed: int = 1) -> tuple[Held, Pull, SourceRef]:
@@ -121,19 +122,27 @@ class Pair:
 
 @asynccontextmanager
 async def connected(
-    *, automatic: bool = True, config: ConnectorConfig | None = None, on_made: Callable[[Worker], None] | None = None
+    *,
+    automatic: bool = True,
+    config: ConnectorConfig | None = None,
+    prefill_config: ConnectorConfig | None = None,
 ) -> AsyncIterator[Pair]:
     """Two workers with a link between them; closes both, and checks that nothing wrote where it must not."""
     fabric = Fabric(automatic)
-    prefill, decode = Worker(P, fabric, config), Worker(D, fabric, config)
+    prefill, decode = Worker(P, fabric, prefill_config or config), Worker(D, fabric, config)
     await prefill.start()
     await decode.start()
+    cable = Cable(prefill.endpoint)
+    await cable.start()
     try:
-        link = await decode.connector.connect(prefill.engine_id, prefill.endpoint)
-        yield Pair(fabric, prefill, decode, link)
+        link = await decode.connector.connect(prefill.engine_id, cable.endpoint)
+        yield Pair(fabric, prefill, decode, cable, link)
     finally:
         await decode.connector.close()
         await prefill.connector.close()
+        await cable.close()
     assert decode.pool.custody.violations == []
     assert decode.connector.failure is None
     assert prefill.connector.failure is None
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not others, f"tasks were left behind: {others}"
