@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,8 +138,8 @@ class GatewayActor:
         self._spec = spec
         self._gateway: Gateway | None = None
 
-    async def start(self) -> str:
-        """Build and start the gateway. Returns its URL."""
+    async def start(self) -> tuple[str, int]:
+        """Build and start the gateway. Returns its URL and its process id."""
         with errors_for_the_owner(self._spec.name):
             await asyncio.to_thread(importlib.import_module, "gateway")
             from gateway import Gateway, GatewayConfig
@@ -152,7 +153,7 @@ class GatewayActor:
                     token=self._spec.token,
                 )
             )
-            return await self._gateway.start()
+            return await self._gateway.start(), os.getpid()
 
     async def set_decode_workers(self, workers: list[WorkerAddress]) -> None:
         """Tell the gateway where requests go."""

@@ -103,17 +103,19 @@ class Cluster:
 
     async def _bring_up(self) -> Started:
         members = self._members
-        addresses, urls = await _together(
+        addresses, gateways = await _together(
             _together(*(self._start_worker(member) for member in (*members.prefill, *members.decode))),
             _together(*(self._start_gateway(member) for member in members.gateways)),
         )
         prefill = [address for address in addresses if address.role == "prefill"]
         decode = [address for address in addresses if address.role == "decode"]
         links = await _together(*(self._connect(member, prefill) for member in members.decode))
-        await _together(*(self._open(member, url, decode) for member, url in zip(members.gateways, urls, strict=True)))
+        await _together(
+            *(self._open(member, record.url, decode) for member, record in zip(members.gateways, gateways, strict=True))
+        )
         return Started(
             workers=tuple(map(_record, addresses)),
-            gateways=tuple(GatewayRecord(member.name, url) for member, url in zip(members.gateways, urls, strict=True)),
+            gateways=tuple(gateways),
             links=tuple(link for of_one in links for link in of_one),
         )
 
@@ -122,11 +124,11 @@ class Cluster:
         self._progress(member.name, "loaded", done=True)
         return address
 
-    async def _start_gateway(self, member: Member) -> str:
+    async def _start_gateway(self, member: Member) -> GatewayRecord:
         self._progress(member.name, "starting its process")
-        url: str = await member.call("start")
+        url, pid = await member.call("start")
         self._progress(member.name, f"listening on {url}")
-        return url
+        return GatewayRecord(member.name, url, pid)
 
     async def _connect(self, decode: Member, prefill: list[WorkerAddress]) -> list[Link]:
         self._progress(decode.name, "connecting to the prefill workers and measuring")

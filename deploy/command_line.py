@@ -9,8 +9,6 @@ import os
 import sys
 from pathlib import Path
 
-import msgspec
-
 from deploy import paths
 from deploy.config import Configuration, resolve, show
 from deploy.errors import EXIT_OK
@@ -137,10 +135,10 @@ def _down(options: argparse.Namespace, _arguments: list[str]) -> int:
 
 
 def _status(options: argparse.Namespace, _arguments: list[str]) -> int:
-    from deploy.status import cluster_status, render
+    from deploy.status import as_json, as_text, cluster_report
 
-    status = asyncio.run(cluster_status(_settings(options).settings.cluster))
-    print(msgspec.json.format(msgspec.json.encode(status)).decode() if options.json else render(status))
+    report = asyncio.run(cluster_report(_settings(options).settings.cluster))
+    print(as_json(report) if options.json else as_text(report))
     return EXIT_OK
 
 

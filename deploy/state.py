@@ -28,6 +28,7 @@ class GatewayRecord(msgspec.Struct, frozen=True):
 
     name: str
     url: str
+    pid: int
 
 
 class WorkerRecord(msgspec.Struct, frozen=True):

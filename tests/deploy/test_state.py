@@ -23,7 +23,7 @@ def state() -> ClusterState:
         logs_dir="/nowhere",
         token="secret",
         stop_grace_s=1.0,
-        gateways=(GatewayRecord("gateway-0", "http://127.0.0.1:1"),),
+        gateways=(GatewayRecord("gateway-0", "http://127.0.0.1:1", 1),),
     )
 
 
