@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from connector.pages import LAYOUTS
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a model is run over a page pool.
@@ -24,3 +26,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_seqs: int = 64
     max_model_len: int = 0
     compute_threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "kv_cache_bytes", "max_num_batched_tokens", "max_num_seqs", "compute_threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"engine.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_model_len < 0:
+            raise ValueError(f"engine.max_model_len is {self.max_model_len}; it must be 0 (the model's own) or more")
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"engine.layout is {self.layout!r}; it must be one of {', '.join(LAYOUTS)}")
