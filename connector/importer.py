@@ -14,7 +14,7 @@ from typing import assert_never
 
 import msgspec
 
-from connector.errors import PeerLostError, TransportError
+from connector.errors import ImportFailed, PeerLostError, TransportError
 from connector.lease import Lease
 from connector.plan import Plan
 from connector.sink import Fence, Instruction, Landed, Outcome, PeerKey, Reason, Settled, Sink
@@ -76,14 +76,23 @@ class Importer:
             loop.add_reader(transport.fileno(), self._poll, name)
 
     def close(self) -> None:
-        """Stop listening, close the transports, which fences every peer, and settle what is left."""
+        """Stop listening, close the transports, which fences every peer, and settle what is left.
+
+        A transport that cannot be closed raises; whoever waits for an import of it fails then, but its blocks stay
+        taken: nothing proves that the writes have stopped.
+        """
         loop = asyncio.get_running_loop()
-        with contextlib.ExitStack() as every:
-            for transport in self._transports.values():
-                loop.remove_reader(transport.fileno())
-                every.callback(transport.close)
-        for peer in self._sink.peers():
-            self._carry_out(self._sink.fenced(peer, "the connector was closed", self._clock()))
+        try:
+            with contextlib.ExitStack() as every:
+                for transport in self._transports.values():
+                    loop.remove_reader(transport.fileno())
+                    every.callback(transport.close)
+            for peer in self._sink.peers():
+                self._carry_out(self._sink.fenced(peer, "the connector was closed", self._clock()))
+        finally:
+            for owner in self._owners.values():
+                if not owner.settled.done():
+                    owner.settled.set_exception(ImportFailed(Reason.PEER_LOST, "its transport could not be closed"))
 
     @property
     def active(self) -> int:

@@ -25,12 +25,12 @@ from tests.connector.pool import BLOCK_SIZE, TOKEN, D, P, Pool, compatibility
 
 
 class Worker:
-    """A pool and its connector."""
+    """A pool and its connector, over the fabric if there is one, else over real transports."""
 
     def __init__(
         self,
         engine_id: EngineId,
-        fabric: Fabric,
+        fabric: Fabric | None,
         config: ConnectorConfig | None = None,
         *,
         token: bytes = TOKEN,
@@ -48,7 +48,7 @@ class Worker:
             compatibility(**changes),
             token,
             clock=asyncio.get_running_loop().time,
-            transports={"fabric": lambda: fabric.transport(self.end, self.pool.custody)},
+            transports={"fabric": lambda: fabric.transport(self.end, self.pool.custody)} if fabric else None,
         )
         self.endpoint = Endpoint("127.0.0.1", 0)
 

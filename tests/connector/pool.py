@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+
 import numpy as np
 
 from connector import CompatibilityRecord, EngineId, GroupSpec, Memory, PoolGeometry, build_geometry
@@ -10,6 +13,7 @@ from tests.connector.fabric import Bytes, Custody
 
 BLOCK_SIZE = 4
 FULL = GroupSpec(name="full", layers=(0, 1, 2), num_kv_heads=2, key_dim=4, value_dim=4, itemsize=2)
+WIDE = GroupSpec(name="full", layers=tuple(range(8)), num_kv_heads=8, key_dim=64, value_dim=64, itemsize=2)
 P = EngineId("prefill-0", 11)
 D = EngineId("decode-0", 22)
 TOKEN = b"the token of this cluster"
@@ -31,13 +35,21 @@ def compatibility(**changes: object) -> CompatibilityRecord:
 class Pool:
     """`num_blocks` blocks of one group. `custody` knows the blocks that an import may write."""
 
-    def __init__(self, num_blocks: int = 16) -> None:
-        self.geometry: PoolGeometry = build_geometry(FULL, layout="BLHNC", block_size=BLOCK_SIZE, num_blocks=num_blocks)
-        self.block_bytes = block_bytes(FULL, BLOCK_SIZE)
-        self.bytes: Bytes = np.zeros(self.geometry.region_bytes[0], dtype=np.uint8)
-        self.memory = Memory(address=self.bytes.ctypes.data, length=self.bytes.nbytes, fd=None)
+    def __init__(self, num_blocks: int = 16, group: GroupSpec = FULL) -> None:
+        self.geometry: PoolGeometry = build_geometry(
+            group, layout="BLHNC", block_size=BLOCK_SIZE, num_blocks=num_blocks
+        )
+        self.block_bytes = block_bytes(group, BLOCK_SIZE)
+        length = self.geometry.region_bytes[0]
+        self.fd = os.memfd_create("pool", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, length)
+        self.bytes: Bytes = np.frombuffer(mmap.mmap(self.fd, length), dtype=np.uint8)
+        self.memory = Memory(address=self.bytes.ctypes.data, length=length, fd=self.fd)
         self.custody = Custody(self.bytes.nbytes)
         self.free = list(range(num_blocks))
+
+    def __del__(self) -> None:
+        os.close(self.fd)
 
     def block(self, block_id: int) -> Bytes:
         """The bytes of one block."""
