@@ -37,7 +37,7 @@ IDLE_TIMEOUT_S = 60.0
 POLL_S = 0.05
 
 # Ports nobody has to agree on, and pools that several clusters on one machine can afford.
-SMALL = {"gateway.port": "0", "engine.kv_cache_bytes": "128MiB"}
+SMALL = {"gateway.port": "0", "engine.kv_cache_bytes": "128MiB", "start_timeout_s": "180"}
 
 
 def default_model() -> Path:

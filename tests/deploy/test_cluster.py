@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import openai
 import psutil
@@ -36,14 +37,14 @@ def busy_port() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-def read_until(process: subprocess.Popen[str], text: str) -> str:
-    """Standard error up to the first line with `text`."""
-    assert process.stderr is not None
+def read_until(stream: IO[str] | None, text: str) -> None:
+    """Read up to the first line with `text`."""
+    assert stream is not None
     seen = ""
-    for line in process.stderr:
+    for line in stream:
         seen += line
         if text in line:
-            return seen
+            return
     raise AssertionError(f"{text!r} never came:\n{seen}")
 
 
@@ -143,9 +144,7 @@ def test_down_leaves_nothing_and_the_ports_are_free_again(unstarted: ClusterHand
 
 def test_ctrl_c_of_a_ready_cluster_stops_it_in_order(unstarted: ClusterHandle) -> None:
     with unstarted.popen("up") as owner:
-        read_until(owner, "gateway-0: ready on")
-        assert owner.stdout is not None
-        assert "KVFerry is ready" in "".join(owner.stdout.readline() for _ in range(2))
+        read_until(owner.stdout, "KVFerry is ready")
         session = unstarted.state.session
         owner.send_signal(signal.SIGINT)
         err = rest(owner)
@@ -159,7 +158,7 @@ def test_ctrl_c_of_a_ready_cluster_stops_it_in_order(unstarted: ClusterHandle) -
 @pytest.mark.parametrize("phase", ["model: ", "ray: starting Ray", "ray: running", "prefill-0: ", "decode-0: loaded"])
 def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(unstarted: ClusterHandle, phase: str) -> None:
     with unstarted.popen("up") as owner:
-        read_until(owner, phase)
+        read_until(owner.stderr, phase)
         assert unstarted.state.session
         owner.send_signal(signal.SIGINT)
         err = rest(owner)
@@ -171,10 +170,10 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(unstarted: ClusterHand
 
 def test_a_second_ctrl_c_kills(unstarted: ClusterHandle) -> None:
     with unstarted.popen("up") as owner:
-        read_until(owner, "decode-0: loaded")
+        read_until(owner.stderr, "decode-0: loaded")
         assert unstarted.state.session
         owner.send_signal(signal.SIGINT)
-        read_until(owner, "shutdown: ")
+        read_until(owner.stderr, "shutdown: ")
         owner.send_signal(signal.SIGINT)
         rest(owner)
     assert owner.returncode == 130
@@ -214,7 +213,7 @@ def test_after_owner_and_guard_were_killed_the_next_start_cleans_up(unstarted: C
 
 def test_a_worker_that_dies_ends_the_cluster_with_its_name_and_log(unstarted: ClusterHandle) -> None:
     with unstarted.popen("up") as owner:
-        read_until(owner, "gateway-0: ready on")
+        read_until(owner.stdout, "KVFerry is ready")
         worker = next(worker for worker in unstarted.state.workers if worker.role == "decode")
         os.kill(worker.pid, signal.SIGSEGV)
         err = rest(owner)
@@ -233,17 +232,23 @@ def test_a_busy_port_is_refused_before_anything_starts(unstarted: ClusterHandle)
 
 
 def test_a_resource_that_ray_does_not_have_is_refused_by_name(unstarted: ClusterHandle) -> None:
-    code, _, err = unstarted.kvferry("up", "--set", "decode.resources={rdma_nic: 1}")
-    assert code == 2
+    with unstarted.popen("up", "--set", "decode.resources={rdma_nic: 1}") as owner:
+        read_until(owner.stderr, "ray: running")
+        assert unstarted.state.session
+        err = rest(owner)
+    assert owner.returncode == 2
     assert "Ray does not have the resources: 2 workers ask for 1 rdma_nic (0 present)" in err
     assert unstarted.left_behind() == []
 
 
 def test_a_worker_that_cannot_start_is_one_sentence(unstarted: ClusterHandle) -> None:
-    code, _, err = unstarted.kvferry(
-        "up", "--detach", "--set", "connector.transport=ucx", "--set", "connector.ucx_library=/no/such/libucp.so"
-    )
-    assert code == 1
+    library = "/no/such/libucp.so"
+    settings = ["--set", "connector.transport=ucx", "--set", f"connector.ucx_library={library}"]
+    with unstarted.popen("up", *settings) as owner:
+        read_until(owner.stderr, "prefill-0: ")
+        assert unstarted.state.session
+        err = rest(owner)
+    assert owner.returncode == 1
     assert "Traceback" not in err
-    assert "/no/such/libucp.so" in err
+    assert library in err.splitlines()[-1]
     assert unstarted.left_behind() == []
