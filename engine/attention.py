@@ -1,7 +1,8 @@
 """Attention over pages, behind the library's attention interface.
 
 Keys and values of the step's tokens are written into their pages; then each sequence reads its own pages, cut to its
-true length. Nothing is masked that was never written: stale bits may be NaN, and `0 * NaN` is NaN, whatever the mask says.
+true length. Nothing is masked that was never written: stale bits may be NaN, and `0 * NaN` is NaN, whatever the mask
+says.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Span(msgspec.Struct, frozen=True):
     """One sequence in the batch: tokens `start` to `start + num_queries`, which see `num_keys` keys.
 
-    Its pages are rows `first_row` to `last_row` of what `gather` finds. `mask` is [queries, keys] where some but not all
-    keys are visible to some query and the library's causal rule does not apply.
+    Its pages are rows `first_row` to `last_row` of what `gather` finds. `mask` is [queries, keys] where some but not
+    all keys are visible to some query and the library's causal rule does not apply.
     """
 
     start: int

@@ -13,9 +13,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How a model is run over a page pool.
 
     `kv_cache_bytes` is the size of the page pool. `max_num_batched_tokens` is the budget of one step, in tokens: longer
-    prompts are computed in chunks. `max_num_seqs` bounds the sequences in one step. `max_model_len` (tokens, prompt plus
-    output; 0: what the model allows) is cut to what the pool can hold. `compute_threads` is per worker; workers that
-    share a machine fight over cores when it is larger than their share.
+    prompts are computed in chunks. `max_num_seqs` bounds the sequences in one step. `max_model_len` (tokens, prompt
+    plus output; 0: what the model allows) is cut to what the pool can hold. `compute_threads` is per worker; workers
+    that share a machine fight over cores when it is larger than their share.
     """
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"

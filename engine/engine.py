@@ -40,13 +40,16 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot. `tokens_computed` (tokens run through the model), `steps` and `preemptions` only grow."""
+    """A snapshot. `tokens_computed` (tokens run through the model), `prompt_tokens_computed` (those of them that belong
+    to a prompt), `steps` and `preemptions` only grow.
+    """
 
     blocks_total: int
     blocks_free: int
     running: int
     waiting: int
     tokens_computed: int
+    prompt_tokens_computed: int
     steps: int
     preemptions: int
 
@@ -114,6 +117,7 @@ class Engine:
         self._closing = False
         self._failure: BaseException | None = None
         self._tokens_computed = 0
+        self._prompt_tokens_computed = 0
         self._steps = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -206,6 +210,7 @@ class Engine:
                 running=self._scheduler.num_running,
                 waiting=self._scheduler.num_waiting,
                 tokens_computed=self._tokens_computed,
+                prompt_tokens_computed=self._prompt_tokens_computed,
                 steps=self._steps,
                 preemptions=self._scheduler.preemptions,
             )
@@ -265,9 +270,16 @@ class Engine:
         with self._changed:
             self._steps += 1
             for scheduled in step:
-                scheduled.sequence.computed += scheduled.num_tokens
-                self._tokens_computed += scheduled.num_tokens
+                self._count(scheduled)
             self._hand_out(drawing, drawn)
+
+    def _count(self, scheduled: Scheduled) -> None:
+        sequence, num_tokens = scheduled.sequence, scheduled.num_tokens
+        of_prompt = max(0, min(sequence.num_prompt - sequence.computed, num_tokens))
+        sequence.computed += num_tokens
+        sequence.prompt_tokens_computed += of_prompt
+        self._tokens_computed += num_tokens
+        self._prompt_tokens_computed += of_prompt
 
     def _hand_out(self, sequences: Many[Sequence], drawn: Many[Drawn]) -> None:
         for sequence, one in zip(sequences, drawn, strict=True):
@@ -276,7 +288,13 @@ class Engine:
             if sequence.counts is not None:
                 sequence.counts.add(one.token_id)
             finish = _finish(sequence)
-            token = Token(token_id=one.token_id, logprob=one.logprob, position=position, finish=finish)
+            token = Token(
+                token_id=one.token_id,
+                logprob=one.logprob,
+                position=position,
+                finish=finish,
+                prompt_tokens_computed=sequence.prompt_tokens_computed,
+            )
             if finish is None:
                 self._tell(sequence, token)
             else:

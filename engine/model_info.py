@@ -1,8 +1,8 @@
 """What a model folder contains, found out without loading it: fast enough to refuse a bad one before anything starts.
 
-The fingerprint tells whether two workers run the same weights. Hashing gigabytes would take longer than loading them, so
-it covers the configuration, the size and header of each weight file (names, shapes, types, offsets of every tensor), and
-evenly spread samples of its bytes.
+The fingerprint tells whether two workers run the same weights. Hashing gigabytes would take longer than loading them,
+so it covers the configuration, the size and header of each weight file (names, shapes, types, offsets of every tensor),
+and evenly spread samples of its bytes.
 """
 
 from __future__ import annotations

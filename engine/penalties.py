@@ -1,8 +1,8 @@
 """Repetition, frequency and presence penalties, on the logits of a whole batch at once.
 
-As OpenAI defines the latter two: `frequency_penalty` is subtracted once per occurrence in the output, `presence_penalty`
-once for every token that occurs there. The repetition penalty (Keskar et al., 2019) divides positive and multiplies
-negative logits of every token in prompt or output.
+As OpenAI defines the latter two: `frequency_penalty` is subtracted once per occurrence in the output,
+`presence_penalty` once for every token that occurs there. The repetition penalty (Keskar et al., 2019) divides positive
+and multiplies negative logits of every token in prompt or output.
 """
 
 from __future__ import annotations

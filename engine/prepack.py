@@ -31,7 +31,8 @@ class PackedLinear(nn.Module):
 
 def can_prepack() -> bool:
     """Whether this processor and this torch have it."""
-    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def prepack(model: nn.Module) -> int:

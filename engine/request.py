@@ -40,13 +40,15 @@ FinishReason = Literal["stop", "length"]
 class Token(msgspec.Struct, frozen=True, kw_only=True):
     """One drawn token. `position` is its place in prompt + output; `finish` is set on the request's last token.
 
-    `logprob` is the natural logarithm of its probability before temperature and filters.
+    `logprob` is the natural logarithm of its probability before temperature and filters. `prompt_tokens_computed` are
+    the prompt tokens that this engine has computed for the request so far; computing one again counts again.
     """
 
     token_id: int
     logprob: float
     position: int
     finish: FinishReason | None
+    prompt_tokens_computed: int
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):

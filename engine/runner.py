@@ -11,9 +11,9 @@ from engine.batch import Batch
 
 @torch.inference_mode()
 def forward(model: Any, batch: Batch) -> torch.Tensor:
-    """Compute the batch's tokens, which writes their KV into the pages. Returns logits as float32, [drawing, vocabulary].
+    """Compute the batch's tokens, which writes their KV into the pages.
 
-    Only the rows that a token is drawn from go through the output layer.
+    Returns logits as float32, [drawing, vocabulary]: only rows that a token is drawn from go through the output layer.
     """
     # With no row to draw from, the library takes an empty index as "all rows": ask for one and drop it.
     wanted = batch.logits_rows if batch.drawing else torch.zeros(1, dtype=torch.long)

@@ -24,6 +24,7 @@ class Sequence(msgspec.Struct, eq=False):
     num_prompt: int
     table: BlockTable | None
     computed: int
+    prompt_tokens_computed: int = 0
     counts: TokenCounts | None = None
     aborted: bool = False
 

@@ -52,7 +52,8 @@ def _loaded() -> str | None:
 
 
 def _system_has_it() -> bool:
-    return any(Path(folder).glob(SYSTEM) for folder in ("/usr/lib64", "/usr/lib", *Path("/usr/lib").glob("*-linux-gnu")))
+    folders = (Path("/usr/lib64"), Path("/usr/lib"), *Path("/usr/lib").glob("*-linux-gnu"))
+    return any((folder / SYSTEM).exists() for folder in folders)
 
 
 def _wheel() -> Path:

@@ -1,0 +1,109 @@
+"""The `Prefill` service."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import grpc
+
+from connector import EngineId, InvalidTransition
+from engine import EngineClosed, EngineError
+from prefill.config import PrefillConfig
+from prefill.job import Job, Prefilled, PrefillFailed
+from rpc.errors import CallRefused
+from rpc.v1 import prefill_pb2, prefill_pb2_grpc
+from worker import WorkerCore
+from worker.core import as_message
+from worker.sampling import from_message
+from worker.validation import check_prompt, check_sampling
+
+logger = logging.getLogger(__name__)
+
+NAME = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
+
+
+class PrefillService(prefill_pb2_grpc.PrefillServicer):
+    """See prefill.proto."""
+
+    def __init__(self, core: WorkerCore, config: PrefillConfig) -> None:
+        self._core = core
+        self._config = config
+        self._computing = 0
+
+    async def Prefill(  # type: ignore[override]  # a coroutine that writes, rather than a generator
+        self,
+        request: prefill_pb2.PrefillRequest,
+        context: grpc.aio.ServicerContext[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent],
+    ) -> None:
+        """Compute one prompt and hold it."""
+        try:
+            await self._prefill(request, context)
+        except CallRefused as refused:
+            logger.info("request %s, transfer %s refused: %s", request.request_id, request.transfer_id, refused)
+            await context.abort(refused.code, str(refused))
+
+    async def _prefill(
+        self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[Any, prefill_pb2.PrefillEvent]
+    ) -> None:
+        self._check(request)
+        core = self._core
+        consumer = EngineId(request.consumer.name, request.consumer.incarnation)
+        job = Job(core.engine, core.connector.sources, request.transfer_id)
+        try:
+            core.connector.sources.open(request.transfer_id, consumer, job.ended)
+        except InvalidTransition as error:
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        self._computing += 1
+        cause = "its call was cancelled"
+        try:
+            await context.write(prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted()))
+            job.submit(list(request.prompt_token_ids), from_message(request.sampling))
+            prefilled = await job.done
+            core.counters["prompts_prefilled"] += 1
+            await context.write(prefill_pb2.PrefillEvent(prefilled=_message(prefilled)))
+        except PrefillFailed as error:
+            cause = str(error)
+            raise CallRefused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+        except EngineClosed as error:
+            cause = str(error)
+            raise CallRefused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+        except EngineError as error:
+            cause = str(error)
+            raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+        finally:
+            self._computing -= 1
+            job.cancel(cause)
+
+    def _check(self, request: prefill_pb2.PrefillRequest) -> None:
+        core = self._core
+        wanted = EngineId(request.producer.name, request.producer.incarnation)
+        if wanted != core.engine_id:
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"this is {core.engine_id}, not {wanted}")
+        if core.state != "READY":
+            raise CallRefused(grpc.StatusCode.UNAVAILABLE, f"{core.engine_id} is {core.state}; use another worker")
+        if self._computing >= self._config.max_queue:
+            raise CallRefused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{core.engine_id} has {self._computing} prompts in its queue (prefill.max_queue); try again later",
+            )
+        if not request.transfer_id:
+            raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "transfer_id is empty")
+        check_prompt(
+            request.prompt_token_ids, 1, vocab_size=core.info.vocab_size, max_model_len=core.engine.max_model_len
+        )
+        check_sampling(request.sampling)
+
+
+def _message(prefilled: Prefilled) -> prefill_pb2.Prefilled:
+    source = prefilled.source
+    return prefill_pb2.Prefilled(
+        first_token_id=prefilled.token.token_id,
+        first_token_logprob=prefilled.token.logprob,
+        source=prefill_pb2.SourceDescription(
+            transfer_id=source.transfer_id,
+            producer=as_message(source.producer),
+            groups=[prefill_pb2.GroupBlocks(group=name, block_ids=ids) for name, ids in source.blocks.items()],
+            num_tokens=source.num_tokens,
+        ),
+    )
