@@ -1,8 +1,8 @@
 """The Ray actors: a room's class in a process of its own.
 
 They carry no logic. An actor's process is prepared (its output goes to its log file), the room's package is imported
-there and nowhere else (the owner never loads torch), and calls are passed on. Errors come back as `StartFailed`, whose
-message is all that the owner needs; the traceback is in the log.
+there and nowhere else, and calls are passed on. The owner never loads torch, so only types from here and from `rpc`
+go back to it. Errors come back as `StartFailed`, whose message is all that it needs; the traceback is in the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.config import EngineConfig
 from rpc.address import WorkerAddress
 
 if TYPE_CHECKING:
-    from decode import DecodeWorker, PeerLink
+    from decode import DecodeWorker
     from gateway import Gateway
     from prefill import PrefillWorker
 
@@ -60,6 +60,15 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
 
 
+class Link(msgspec.Struct, frozen=True):
+    """A way for pages: which decode worker reads from which prefill worker, how, and how fast (10^9 bytes a second)."""
+
+    decode: str
+    prefill: str
+    transport: str
+    gb_per_s: float
+
+
 class WorkerActor:
     """A prefill or a decode worker."""
 
@@ -79,10 +88,11 @@ class WorkerActor:
             self._worker = self._build()
             return await self._worker.start()
 
-    async def set_prefill_workers(self, workers: list[WorkerAddress]) -> list[PeerLink]:
+    async def set_prefill_workers(self, workers: list[WorkerAddress]) -> list[Link]:
         """Connect a decode worker to the prefill pool."""
         with errors_for_the_owner(self._spec.name):
-            return await self._decode_worker().set_prefill_workers(workers)
+            links = await self._decode_worker().set_prefill_workers(workers)
+            return [Link(self._spec.name, link.name, link.transport, link.gb_per_s) for link in links]
 
     async def stop(self, grace_s: float) -> None:
         """Finish what is in flight for up to `grace_s`, then stop."""

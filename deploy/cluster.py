@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from deploy.actors import Link
 from deploy.creation import Members, Run, create_members
 from deploy.demand import demands
 from deploy.errors import StartFailed
@@ -26,15 +27,6 @@ from rpc.address import WorkerAddress
 T = TypeVar("T")
 
 READY_POLL_S = 0.2
-
-
-class Link(msgspec.Struct, frozen=True):
-    """A way for pages: which decode worker reads from which prefill worker, how, and how fast (10^9 bytes a second)."""
-
-    decode: str
-    prefill: str
-    transport: str
-    gb_per_s: float
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -132,9 +124,9 @@ class Cluster:
 
     async def _connect(self, decode: Member, prefill: list[WorkerAddress]) -> list[Link]:
         self._progress(decode.name, "connecting to the prefill workers and measuring")
-        links = await decode.call("set_prefill_workers", prefill)
+        links: list[Link] = await decode.call("set_prefill_workers", prefill)
         self._progress(decode.name, "connected", done=True)
-        return [Link(decode.name, link.name, link.transport, link.gb_per_s) for link in links]
+        return links
 
     async def _open(self, gateway: Member, url: str, decode: list[WorkerAddress]) -> None:
         self._progress(gateway.name, "trying a first generation")

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import grpc
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from deploy import paths
 from deploy.errors import NotRunning
 from deploy.http_probe import probe
 from deploy.state import ClusterState, GatewayRecord, StateFile, WorkerRecord
+from rpc.auth import credentials
+from rpc.channel import OPTIONS
 from rpc.v1.worker_pb2 import StatusRequest, WorkerStatus
 from rpc.v1.worker_pb2_grpc import WorkerStub
 
 ANSWER_TIMEOUT_S = 5.0
+HEADINGS: tuple[str, ...] = tuple(
+    ["", "state", "pid", "host", "free blocks", "sources", "imports", "running", "waiting", "peers"]
+)
 
 
 class PeerReport(msgspec.Struct, frozen=True):
@@ -101,9 +103,9 @@ def worker_status(record: WorkerRecord, token: str) -> WorkerStatus:
     Raises:
         grpc.RpcError: it gave none.
     """
-    with grpc.insecure_channel(record.rpc) as channel:
+    with grpc.insecure_channel(record.rpc, options=OPTIONS) as channel:
         status: WorkerStatus = WorkerStub(channel).Status(
-            StatusRequest(), timeout=ANSWER_TIMEOUT_S, metadata=(("authorization", f"Bearer {token}"),)
+            StatusRequest(), timeout=ANSWER_TIMEOUT_S, metadata=credentials(token)
         )
         return status
 
@@ -115,31 +117,29 @@ def as_json(report: ClusterReport) -> str:
 
 def as_text(report: ClusterReport) -> str:
     """The report for people."""
-    console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("", "state", "pid", "host", "blocks free", "sources", "imports", "running", "waiting", "peers"):
-        table.add_column(heading)
-    for pool in report.pools.values():
-        for worker in pool:
-            table.add_row(*_row(worker))
-    with console.capture() as captured:
-        console.print(f"cluster {report.cluster}")
-        for gateway in report.gateways:
-            console.print(f"gateway {gateway.url}  {gateway.state}")
-        console.print(table)
-    return captured.get().rstrip("\n")
+    rows = [HEADINGS, *(_row(worker) for pool in report.pools.values() for worker in pool)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"cluster {report.cluster}"]
+    lines += [f"gateway {gateway.url}  {gateway.state}" for gateway in report.gateways]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
-def _row(worker: WorkerReport) -> list[str]:
-    peers = ", ".join(f"{peer.name} {peer.transport} {peer.gb_per_s:.1f} GB/s" for peer in worker.peers)
-    numbers: list[Any] = [
+def _row(worker: WorkerReport) -> tuple[str, ...]:
+    return (
+        worker.name,
+        worker.state,
+        str(worker.pid),
+        worker.host,
         f"{worker.blocks_free}/{worker.blocks_total}",
-        worker.sources_held,
-        worker.imports_active,
-        worker.requests_running,
-        worker.requests_waiting,
-    ]
-    return [worker.name, worker.state, str(worker.pid), worker.host, *map(str, numbers), peers]
+        str(worker.sources_held),
+        str(worker.imports_active),
+        str(worker.requests_running),
+        str(worker.requests_waiting),
+        ", ".join(f"{peer.name} by {peer.transport} at {peer.gb_per_s:.1f} GB/s" for peer in worker.peers),
+    )
 
 
 async def _gateway(record: GatewayRecord) -> GatewayReport:
