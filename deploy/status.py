@@ -18,9 +18,7 @@ from rpc.v1.worker_pb2 import StatusRequest, WorkerStatus
 from rpc.v1.worker_pb2_grpc import WorkerStub
 
 ANSWER_TIMEOUT_S = 5.0
-HEADINGS: tuple[str, ...] = tuple(
-    ["", "state", "pid", "host", "free blocks", "sources", "imports", "running", "waiting", "peers"]
-)
+HEADINGS = ("", "state", "pid", "host", "free blocks", "sources", "imports", "running", "waiting", "peers")
 
 
 class PeerReport(msgspec.Struct, frozen=True):
@@ -117,7 +115,7 @@ def as_json(report: ClusterReport) -> str:
 
 def as_text(report: ClusterReport) -> str:
     """The report for people."""
-    rows = [HEADINGS, *(_row(worker) for pool in report.pools.values() for worker in pool)]
+    rows: list[tuple[str, ...]] = [HEADINGS, *(_row(worker) for pool in report.pools.values() for worker in pool)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"cluster {report.cluster}"]
     lines += [f"gateway {gateway.url}  {gateway.state}" for gateway in report.gateways]
