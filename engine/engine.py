@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 GROUP = "full"
 """The one group of models whose every layer attends to the whole context."""
 
+CLOSING = "the engine is closing"
+
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -105,6 +107,7 @@ class Engine:
             self._pool.close()
             raise
         self._config = config
+        self._vocab_size = info.vocab_size
         self._blocks = BlockPool(self.num_blocks, config.block_size)
         self._scheduler = Scheduler(
             self._blocks,
@@ -148,6 +151,7 @@ class Engine:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
                 raise EngineError(f"the engine's step did not end within {timeout_s:g} s")
+        self._fail_all(CLOSING)  # of an engine that was never started
         self._pool.close()
 
     def submit(self, request: EngineRequest) -> None:
@@ -172,7 +176,7 @@ class Engine:
                 self._changed.notify_all()
         except BaseException:
             if request.table is not None:
-                self._blocks.free(request.table)
+                self.free(request.table)
             raise
 
     def abort(self, request_id: str) -> None:
@@ -224,6 +228,15 @@ class Engine:
             )
         if prompt + request.max_tokens > self.max_model_len:
             raise RequestTooLong(prompt, request.max_tokens, self.max_model_len)
+        # Nothing may reach a step that makes it fail: other requests would fail with it.
+        for tokens in (request.prompt_token_ids, request.output_token_ids):
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+                raise EngineError(
+                    f"request {request.request_id!r} has tokens from {min(tokens)} to {max(tokens)}; the model's are 0 "
+                    f"to {self._vocab_size - 1}"
+                )
+        if not 0 <= request.sampling.seed < 1 << 64:
+            raise EngineError(f"request {request.request_id!r} has seed {request.sampling.seed}; a seed has 64 bits")
         held = 0 if request.table is None else len(request.table.block_ids) * self._config.block_size
         if not 0 <= request.computed_tokens <= min(held, prompt + drawn - 1):
             raise EngineError(
@@ -243,7 +256,7 @@ class Engine:
                 self._failure = error
             self._fail_all(f"the engine has failed: {error!r}")
             raise
-        self._fail_all("the engine is closing")
+        self._fail_all(CLOSING)
 
     def _next_step(self) -> list[Scheduled] | None:
         """Wait for something to compute. None when the engine is closing, [] when only the state has changed."""
@@ -334,6 +347,7 @@ class Engine:
             self._forget_aborted()
             for sequence in self._scheduler.sequences():
                 self._end(sequence, Failed(message=message))
+            self._forget_aborted()  # by the owner of another one, when it was told
 
 
 def _finish(sequence: Sequence) -> FinishReason | None:

@@ -1,0 +1,93 @@
+"""Every block is free or has one owner."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.blocks import BlockPool, BlockTable
+from engine.errors import BlockError
+
+
+def test_blocks_are_handed_out_lowest_first_in_runs() -> None:
+    pool = BlockPool(8, 16)
+    first, second = pool.allocate("a", 33), pool.allocate("b", 16)
+    assert first is not None
+    assert second is not None
+    assert (first.block_ids, second.block_ids, pool.num_free) == ([0, 1, 2], [3], 4)
+    pool.free(first)
+    again = pool.allocate("c", 48)
+    assert again is not None
+    assert again.block_ids == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (32, 2), (33, 3)])
+def test_blocks_for(tokens: int, blocks: int) -> None:
+    assert BlockPool(1, 16).blocks_for(tokens) == blocks
+
+
+def test_all_or_nothing() -> None:
+    pool = BlockPool(4, 2)
+    assert pool.allocate("much", 9) is None
+    table = pool.allocate("some", 4)
+    assert table is not None
+    assert not pool.extend(table, 9)
+    assert (table.block_ids, pool.num_free) == ([0, 1], 2)
+    assert pool.extend(table, 8)
+    assert pool.extend(table, 3)
+    assert (table.block_ids, pool.num_free) == ([0, 1, 2, 3], 0)
+
+
+def test_freeing_twice_is_harmless_and_told_once() -> None:
+    pool = BlockPool(4, 2)
+    told: list[int] = []
+    pool.on_freed(lambda: told.append(pool.num_free))
+    table = pool.allocate("a", 5)
+    assert table is not None
+    pool.free(table)
+    pool.free(table)
+    assert told == [4]
+    with pytest.raises(BlockError, match="a extends a block table that it has freed"):
+        pool.extend(table, 6)
+    pool.validate()
+
+
+@pytest.mark.parametrize("blocks", [[0], [0, 3], [3]])
+def test_foreign_blocks_are_not_freed(blocks: list[int]) -> None:
+    pool = BlockPool(4, 2)
+    table = pool.allocate("owner", 4)
+    with pytest.raises(BlockError, match=r"thief frees block \d, which belongs to (owner|nobody)"):
+        pool.free(BlockTable("thief", blocks))
+    pool.validate()
+    assert pool.num_free == 2
+    assert table is not None
+    pool.free(table)
+    assert pool.num_free == 4
+
+
+def test_validate_finds_what_is_wrong() -> None:
+    pool = BlockPool(4, 2)
+    table = pool.allocate("owner", 4)
+    assert table is not None
+    table.block_ids.pop()
+    with pytest.raises(BlockError, match="block 1 is not once in the table of its owner owner"):
+        pool.validate()
+
+
+def test_any_sequence_of_operations_keeps_the_books() -> None:
+    chance = random.Random(1)
+    pool = BlockPool(20, 4)
+    tables: list[BlockTable] = []
+    for _ in range(2000):
+        kind = chance.randrange(3)
+        if kind == 0:
+            table = pool.allocate("x", chance.randrange(30))
+            if table is not None:
+                tables.append(table)
+        elif tables and kind == 1:
+            pool.extend(chance.choice(tables), chance.randrange(60))
+        elif tables:
+            pool.free(tables.pop(chance.randrange(len(tables))))
+        pool.validate()
+        assert pool.num_free == 20 - sum(len(table.block_ids) for table in tables)

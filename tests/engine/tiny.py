@@ -1,0 +1,84 @@
+"""Tiny models with random weights, as folders on disk, and what transformers alone makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine import ModelInfo, inspect_model
+
+VOCABULARY = 199
+LAYERS = 2
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.5,  # the usual 0.02 makes all logits nearly equal
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+MODEL_TYPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "GraniteForCausalLM": ("granite", {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0}),
+    "LlamaForCausalLM": ("llama", {}),
+    "MistralForCausalLM": ("mistral", {"sliding_window": None}),
+    "Olmo2ForCausalLM": ("olmo2", {}),
+    "Phi3ForCausalLM": ("phi3", {"sliding_window": None}),
+    "Qwen2ForCausalLM": ("qwen2", {}),
+    "Qwen3ForCausalLM": ("qwen3", {"head_dim": 12}),
+    "SmolLM3ForCausalLM": ("smollm3", {"no_rope_layers": [1, 0]}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiny:
+    """A model folder and the same model in transformers' own hands."""
+
+    path: Path
+    info: ModelInfo
+    reference: Any
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """What `generate` appends to `prompt`."""
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            whole = self.reference.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False
+            )
+        return [int(token) for token in whole[0, len(prompt) :]]
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """After the last of `tokens`; [vocabulary]."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self.reference(input_ids=torch.tensor([tokens])).logits[0, -1].float()
+        return logits
+
+
+def make_tiny(path: Path, architecture: str = "LlamaForCausalLM", dtype: torch.dtype = torch.float32) -> Tiny:
+    """Write a model of `architecture` to `path`; its weights depend on the architecture's name only."""
+    model_type, special = MODEL_TYPES[architecture]
+    config = AutoConfig.for_model(model_type, **{**SIZES, **special})
+    torch.manual_seed(sum(architecture.encode()))
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.uniform_(-1.0, 1.0)
+    model.save_pretrained(path)
+    (path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    return Tiny(path, inspect_model(path), model)
+
+
+def prompt_of(length: int, salt: int) -> list[int]:
+    """`length` token ids that depend on nothing else but `salt`."""
+    return [(salt * 31 + place * 7 + place * place * 3) % VOCABULARY for place in range(length)]
