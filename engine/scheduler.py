@@ -73,8 +73,17 @@ class Scheduler:
         return [*self._running, *self._loaded, *self._waiting]
 
     def schedule(self) -> list[Scheduled]:
-        """The next step; every sequence in it has the blocks for its tokens. Empty when nothing can be computed."""
-        self._admit()
+        """The next step; every sequence in it has the blocks for its tokens. Empty when nothing can be computed until
+        blocks or sequences come from outside."""
+        while True:
+            preemptions = self.preemptions
+            self._admit()
+            step = self._divide_budget()
+            # All may have lost their blocks, and the room they left lets others in.
+            if step or preemptions == self.preemptions:
+                return step
+
+    def _divide_budget(self) -> list[Scheduled]:
         budget = self._budget
         step: list[Scheduled] = []
         for sequence in sorted(self._running, key=lambda one: one.remaining > 1):  # stable: oldest first within each

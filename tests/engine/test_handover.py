@@ -104,3 +104,20 @@ def test_a_moved_sequence_survives_preemption(llama: Tiny) -> None:
         assert [token, *moved.tokens()] == expected
         assert older.tokens() == llama.greedy(prompt_of(4, 1), 24)
         assert second.stats().preemptions > 0
+
+
+def test_one_that_brings_its_blocks_does_not_stop_the_only_one_that_runs(llama: Tiny) -> None:
+    prompt = prompt_of(8, 2)
+    with running(llama, num_blocks=20) as first, running(llama, num_blocks=4, max_num_seqs=1) as second:
+        token, source = prefill(first, prompt, GREEDY)
+        alone = submit(second, "alone", prompt_of(4, 1), 12)
+        destination = second.reserve("moved", len(prompt))
+        while destination is None:  # until the other one has been admitted
+            destination = second.reserve("moved", len(prompt))
+        copy_blocks(first, source.block_ids, second, destination.block_ids)
+        first.free(source)
+        moved = submit(
+            second, "moved", prompt, 6, table=destination, computed_tokens=len(prompt), output_token_ids=[token]
+        )
+        assert [token, *moved.tokens()] == llama.greedy(prompt, 6)
+        assert alone.tokens() == llama.greedy(prompt_of(4, 1), 12)
