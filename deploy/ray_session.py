@@ -26,6 +26,9 @@ from deploy.settings import RaySettings
 
 T = TypeVar("T")
 
+REACH_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
+
 
 class LastingThread:
     """Runs functions one after the other on one daemon thread that never ends."""
@@ -79,12 +82,25 @@ class RaySession:
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
             os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
-        self._starting = self._thread.call(self._init)
+        what = "start a local Ray" if self.local else f"join the Ray cluster at {self._settings.address}"
         try:
-            await asyncio.shield(self._starting)
+            if ":" in self._settings.address:
+                await self._reach(self._settings.address)
+            self._starting = self._thread.call(self._init)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await asyncio.shield(self._starting)
+        except TimeoutError:
+            raise StartFailed(f"could not {what}: no answer within {START_TIMEOUT_S:g} s") from None
         except Exception as error:
-            what = "start a local Ray" if self.local else f"join the Ray cluster at {self._settings.address}"
             raise StartFailed(f"could not {what}: {error}") from error
+
+    async def _reach(self, address: str) -> None:
+        # Ray itself would try for minutes.
+        host, _, port = address.rpartition(":")
+        async with asyncio.timeout(REACH_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+        await writer.wait_closed()
 
     def _init(self) -> None:
         import ray

@@ -49,7 +49,7 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     a few control messages and nothing else.
     """
 
-    address: str = ""
+    address: Annotated[str, msgspec.Meta(pattern=r"^(auto|[^/]+:[0-9]{1,5})?$")] = ""
     num_cpus: Annotated[int, msgspec.Meta(ge=0)] = 0
     object_store_bytes: Annotated[int, msgspec.Meta(ge=75 << 20)] = 80 << 20
 

@@ -115,6 +115,8 @@ def as_json(report: ClusterReport) -> str:
 
 def as_text(report: ClusterReport) -> str:
     """The report for people."""
+    if not report.gateways:
+        return f"cluster {report.cluster} is starting"
     rows: list[tuple[str, ...]] = [HEADINGS, *(_row(worker) for pool in report.pools.values() for worker in pool)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"cluster {report.cluster}"]
