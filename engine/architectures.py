@@ -29,8 +29,9 @@ def refusal(config: Mapping[str, Any]) -> str | None:
     architectures = config.get("architectures") or ["(none named)"]
     if architectures[0] not in SUPPORTED:
         return f"architecture {architectures[0]} is not supported; supported are {', '.join(SUPPORTED)}"
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
         return f"its weights are quantised ({method}); use unquantised weights or a GGUF file"
     other = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
     if other:

@@ -40,6 +40,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     gguf_file: str | None
     fingerprint: str
 
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_kv_heads", "head_dim", "vocab_size", "max_position_embeddings"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}")
+
 
 def inspect_model(path: Path) -> ModelInfo:
     """Look into a local model folder: safetensors, or one GGUF file.
@@ -91,7 +96,7 @@ def _inspect_safetensors(path: Path) -> ModelInfo:
             gguf_file=None,
             fingerprint=_fingerprint(json.dumps(config, sort_keys=True).encode(), weights),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(f"{path / 'config.json'} lacks or garbles a size: {error!r}") from error
 
 
@@ -100,9 +105,11 @@ def _weight_files(path: Path) -> list[Path]:
     if index.is_file():
         parsed = _read_json(index)
         try:
-            names = sorted(set(parsed["weight_map"].values()))
+            names = sorted({str(name) for name in parsed["weight_map"].values()})
         except (KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} has no weight_map") from error
+        if not names:
+            raise ModelError(f"{index} has an empty weight_map")
     else:
         names = ["model.safetensors"]
     missing = [name for name in names if not (path / name).is_file()]
@@ -124,7 +131,7 @@ def _check_safetensors(file: Path) -> None:
             raise ModelError(f"{file} is damaged: its header does not fit into its {size} bytes")
         try:
             header = json.loads(stream.read(length))
-            end = max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+            end = max(int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{file} is damaged: its header cannot be read ({error!r})") from error
     if size != 8 + length + end:
@@ -162,7 +169,7 @@ def _inspect_gguf(path: Path, file: Path) -> ModelInfo:
             gguf_file=file.name,
             fingerprint=_fingerprint(b"gguf", [file]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(f"{file} lacks or garbles a size: {error!r}") from error
 
 

@@ -10,7 +10,18 @@ import pytest
 import torch
 
 import engine.engine as module
-from engine import BlockTable, Engine, EngineClosed, EngineError, Failed, Output, RequestTooLong, SamplingParams
+from engine import (
+    BlockTable,
+    Engine,
+    EngineClosed,
+    EngineConfig,
+    EngineError,
+    Failed,
+    Output,
+    RequestTooLong,
+    SamplingParams,
+)
+from engine.runner import forward
 from tests.engine.driver import PATIENCE_S, Heard, request, running, submit
 from tests.engine.tiny import VOCABULARY, Tiny, prompt_of
 
@@ -120,7 +131,7 @@ def test_closed_engines_refuse(llama: Tiny) -> None:
 
 @pytest.mark.parametrize("started", [True, False])
 def test_closing_fails_what_is_in_flight(llama: Tiny, started: bool) -> None:
-    engine = Engine(llama.info, module.EngineConfig(dtype="float32", kv_cache_bytes=1 << 20))
+    engine = Engine(llama.info, EngineConfig(dtype="float32", kv_cache_bytes=1 << 20))
     if started:
         engine.start()
     heard = [submit(engine, str(number), [1, 2, 3], 250) for number in range(3)]
@@ -133,7 +144,6 @@ def test_closing_fails_what_is_in_flight(llama: Tiny, started: bool) -> None:
 
 
 def test_a_failing_step_fails_its_requests_only(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = module.forward
     broken = threading.Event()
 
     def fail_when_broken(model: Any, batch: Any) -> torch.Tensor:

@@ -1,0 +1,168 @@
+"""Draws have exactly the distribution that was asked for: every uniform number of a fine grid is tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import engine.sampler as module
+from engine.request import EngineRequest, SamplingParams
+from engine.sampler import FIRST_PASS, sample
+from engine.sequence import Sequence, new_sequence
+
+GRID = 1000
+
+
+def sequence(sampling: SamplingParams, tokens: int = 3, name: str = "one") -> Sequence:
+    return new_sequence(
+        EngineRequest(
+            request_id=name,
+            prompt_token_ids=[0] * tokens,
+            sampling=sampling,
+            max_tokens=9,
+            stop_token_ids=frozenset(),
+            sink=lambda output: None,
+        )
+    )
+
+
+def logits_of(vocabulary: int, spread: float = 2.0, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(vocabulary, generator=generator) * spread
+
+
+def expected_distribution(logits: torch.Tensor, sampling: SamplingParams) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The definition, spelled out for one row over the whole vocabulary."""
+    scaled = logits.double().numpy() / sampling.temperature
+    weights = np.exp(scaled - scaled.max())
+    weights /= weights.sum()
+    order = np.argsort(-weights, kind="stable")
+    kept = order[: sampling.top_k or len(order)]
+    nucleus: list[int] = []
+    share, total = 0.0, weights[kept].sum()
+    for token in kept:
+        if nucleus and (share >= sampling.top_p * total or weights[token] < sampling.min_p * weights[order[0]]):
+            break
+        nucleus.append(token)
+        share += weights[token]
+    result = np.zeros(len(order))
+    result[nucleus] = weights[nucleus] / weights[nucleus].sum()
+    return result
+
+
+def drawn_distribution(
+    logits: torch.Tensor, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    grid = (np.arange(GRID) + 0.5) / GRID
+    counts = np.zeros(len(logits))
+    for part in np.array_split(grid, 4):
+        monkeypatch.setattr(module, "uniforms", lambda seeds, positions, part=part: part)
+        rows = logits.expand(len(part), -1).contiguous()
+        for drawn in sample(rows, [sequence(sampling)] * len(part)):
+            counts[drawn.token_id] += 1
+    return counts / GRID
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.3),
+        SamplingParams(temperature=2.5),
+        SamplingParams(top_k=1),
+        SamplingParams(top_k=5),
+        SamplingParams(top_k=5000),
+        SamplingParams(top_p=0.9),
+        SamplingParams(top_p=0.01),
+        SamplingParams(min_p=0.1),
+        SamplingParams(min_p=1.0),
+        SamplingParams(top_k=20, top_p=0.8, min_p=0.02, temperature=1.5),
+        SamplingParams(top_k=8, top_p=0.999),
+    ],
+    ids=lambda sampling: ",".join(f"{name}={value}" for name, value in _changed(sampling)) or "plain",
+)
+@pytest.mark.parametrize("vocabulary", [40, 700])
+def test_distribution(sampling: SamplingParams, vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = logits_of(vocabulary)
+    expected = expected_distribution(logits, sampling)
+    drawn = drawn_distribution(logits, sampling, monkeypatch)
+    assert set(drawn.nonzero()[0]) <= set(expected.nonzero()[0])
+    assert abs(drawn - expected).max() <= 1.5 / GRID
+
+
+def _changed(sampling: SamplingParams) -> list[tuple[str, float]]:
+    plain = SamplingParams()
+    names = ("temperature", "top_p", "top_k", "min_p")
+    return [(name, getattr(sampling, name)) for name in names if getattr(sampling, name) != getattr(plain, name)]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(top_p=0.95), SamplingParams(min_p=0.2), SamplingParams(top_k=400), SamplingParams(top_k=700)],
+)
+def test_rows_that_the_first_pass_does_not_settle(sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = logits_of(700, spread=0.2)  # so flat that 256 tokens hold about half of it
+    expected = expected_distribution(logits, sampling)
+    assert np.count_nonzero(expected) > FIRST_PASS
+    drawn = drawn_distribution(logits, sampling, monkeypatch)
+    assert set(drawn.nonzero()[0]) <= set(expected.nonzero()[0])
+    assert abs(drawn - expected).max() <= 1.5 / GRID
+
+
+@pytest.mark.parametrize("number", [0.0, float(np.nextafter(1.0, 0.0))])
+def test_the_ends_of_the_interval_draw_tokens_that_have_weight(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "uniforms", lambda seeds, positions: np.full(len(seeds), number))
+    logits = torch.full((1, 300), -torch.inf)
+    logits[0, [7, 100, 200]] = torch.tensor([1.0, 2.0, 1.5])
+    for sampling in (SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(top_k=2), SamplingParams(min_p=0.1)):
+        (drawn,) = sample(logits, [sequence(sampling)])
+        assert drawn.token_id in (7, 100, 200)
+
+
+def test_greedy_takes_the_first_of_the_largest() -> None:
+    logits = logits_of(50)
+    logits[[11, 30]] = 99.0
+    (drawn,) = sample(logits[None], [sequence(SamplingParams(temperature=0.0, top_k=3, top_p=0.1, seed=8))])
+    assert drawn.token_id == 11
+    assert drawn.logprob == pytest.approx(float(torch.log_softmax(logits, -1)[11]), abs=1e-5)
+
+
+def test_a_row_does_not_depend_on_its_company() -> None:
+    kinds = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(seed=1),
+        SamplingParams(seed=2, top_p=0.9),
+        SamplingParams(seed=3, top_p=0.999, temperature=5.0),  # needs all tokens
+        SamplingParams(seed=4, top_k=7, repetition_penalty=1.5),
+        SamplingParams(seed=5, min_p=0.1, presence_penalty=0.5),
+    ]
+    logits = torch.stack([logits_of(600, seed=number) for number in range(len(kinds))])
+    sequences = [sequence(kind, tokens=3 + number) for number, kind in enumerate(kinds)]
+    together = sample(logits, sequences)
+    assert together == [sample(logits[n : n + 1], [one])[0] for n, one in enumerate(sequences)]
+    backwards = sample(logits.flip(0), sequences[::-1])
+    assert backwards[::-1] == together
+
+
+def test_the_logits_are_left_as_they_are() -> None:
+    logits = logits_of(60)[None]
+    before = logits.clone()
+    sample(logits, [sequence(SamplingParams(repetition_penalty=2.0, frequency_penalty=1.0, top_k=4))])
+    assert torch.equal(logits, before)
+
+
+def test_no_rows() -> None:
+    assert sample(torch.empty(0, 30), []) == []
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_are_refused_by_name(bad: float) -> None:
+    logits = torch.stack([logits_of(30), logits_of(30)])
+    logits[1, 4] = bad
+    with pytest.raises(ValueError, match=r"not finite for broken$"):
+        sample(logits, [sequence(SamplingParams(), name="fine"), sequence(SamplingParams(), name="broken")])
+    with pytest.raises(ValueError, match="not finite for one"):
+        sample(torch.full((1, 30), -torch.inf), [sequence(SamplingParams(temperature=0.0))])
