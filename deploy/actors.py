@@ -14,15 +14,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import ray
 
-from connector.config import ConnectorConfig
+from decode import DecodeConfig
 from deploy.errors import StartFailed
 from deploy.output import redirect_output
-from engine.config import EngineConfig
+from gateway.config import GatewayConfig
+from prefill import PrefillConfig
 from rpc.address import WorkerAddress
 
 if TYPE_CHECKING:
@@ -30,19 +31,15 @@ if TYPE_CHECKING:
     from gateway import Gateway
     from prefill import PrefillWorker
 
+AnyWorkerConfig: TypeAlias = PrefillConfig | DecodeConfig
+
 logger = logging.getLogger(__name__)
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's process needs to know. `host` "" is the address of the node that it runs on."""
+    """What a worker's process needs to know. A `host` of "" in `config` is the address of the node that it runs on."""
 
-    name: str
-    role: Literal["prefill", "decode"]
-    host: str
-    model_path: str
-    engine: EngineConfig
-    connector: ConnectorConfig
-    token: str
+    config: AnyWorkerConfig
     log_file: str
     log_level: str
 
@@ -51,11 +48,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway's process needs to know."""
 
     name: str
-    host: str
-    port: int
-    model_path: str
-    served_name: str
-    token: str
+    config: GatewayConfig
     log_file: str
     log_level: str
 
@@ -74,7 +67,7 @@ class WorkerActor:
 
     def __init__(self, spec: WorkerSpec) -> None:
         redirect_output(Path(spec.log_file), spec.log_level)
-        self._spec = spec
+        self._config = on_this_node(spec.config)
         self._worker: PrefillWorker | DecodeWorker | None = None
 
     async def phase(self) -> str:
@@ -83,16 +76,19 @@ class WorkerActor:
 
     async def start(self) -> WorkerAddress:
         """Build and start the worker."""
-        with errors_for_the_owner(self._spec.name):
-            await asyncio.to_thread(importlib.import_module, self._spec.role)
-            self._worker = self._build()
+        with errors_for_the_owner(self._config.name):
+            await asyncio.to_thread(importlib.import_module, "worker.core")
+            self._worker = build_worker(self._config)
             return await self._worker.start()
 
     async def set_prefill_workers(self, workers: list[WorkerAddress]) -> list[Link]:
         """Connect a decode worker to the prefill pool."""
-        with errors_for_the_owner(self._spec.name):
-            links = await self._decode_worker().set_prefill_workers(workers)
-            return [Link(self._spec.name, link.name, link.transport, link.gb_per_s) for link in links]
+        from decode import DecodeWorker
+
+        with errors_for_the_owner(self._config.name):
+            assert isinstance(self._worker, DecodeWorker)
+            links = await self._worker.set_prefill_workers(workers)
+            return [Link(self._config.name, link.name, link.transport, link.gb_per_s) for link in links]
 
     async def stop(self, grace_s: float) -> None:
         """Finish what is in flight for up to `grace_s`, then stop."""
@@ -102,42 +98,6 @@ class WorkerActor:
     async def watch(self) -> None:
         """Never returns: the call fails when the process ends."""
         await asyncio.Event().wait()
-
-    def _build(self) -> PrefillWorker | DecodeWorker:
-        spec = self._spec
-        host = spec.host or ray.util.get_node_ip_address()
-        connector = msgspec.structs.replace(spec.connector, host=host)
-        if spec.role == "prefill":
-            from prefill import PrefillConfig, PrefillWorker
-
-            return PrefillWorker(
-                PrefillConfig(
-                    name=spec.name,
-                    host=host,
-                    model_path=spec.model_path,
-                    engine=spec.engine,
-                    connector=connector,
-                    token=spec.token,
-                )
-            )
-        from decode import DecodeConfig, DecodeWorker
-
-        return DecodeWorker(
-            DecodeConfig(
-                name=spec.name,
-                host=host,
-                model_path=spec.model_path,
-                engine=spec.engine,
-                connector=connector,
-                token=spec.token,
-            )
-        )
-
-    def _decode_worker(self) -> DecodeWorker:
-        from decode import DecodeWorker
-
-        assert isinstance(self._worker, DecodeWorker)
-        return self._worker
 
 
 class GatewayActor:
@@ -151,18 +111,10 @@ class GatewayActor:
     async def start(self) -> tuple[str, int]:
         """Build and start the gateway. Returns its URL and its process id."""
         with errors_for_the_owner(self._spec.name):
-            await asyncio.to_thread(importlib.import_module, "gateway")
-            from gateway import Gateway, GatewayConfig
+            await asyncio.to_thread(importlib.import_module, "gateway.gateway")
+            from gateway import Gateway
 
-            self._gateway = Gateway(
-                GatewayConfig(
-                    host=self._spec.host,
-                    port=self._spec.port,
-                    model_path=self._spec.model_path,
-                    served_name=self._spec.served_name,
-                    token=self._spec.token,
-                )
-            )
+            self._gateway = Gateway(self._spec.config)
             return await self._gateway.start(), os.getpid()
 
     async def set_decode_workers(self, workers: list[WorkerAddress]) -> None:
@@ -179,6 +131,26 @@ class GatewayActor:
     async def watch(self) -> None:
         """Never returns: the call fails when the process ends."""
         await asyncio.Event().wait()
+
+
+def on_this_node(config: AnyWorkerConfig) -> AnyWorkerConfig:
+    """`config` with the address of this node, if it leaves that open: peers on other nodes come to it."""
+    if config.host:
+        return config
+    address = ray.util.get_node_ip_address()
+    connector = msgspec.structs.replace(config.connector, host=address)
+    return msgspec.structs.replace(config, host=address, connector=connector)
+
+
+def build_worker(config: AnyWorkerConfig) -> PrefillWorker | DecodeWorker:
+    """The worker of that configuration; loads torch."""
+    if isinstance(config, PrefillConfig):
+        from prefill import PrefillWorker
+
+        return PrefillWorker(config)
+    from decode import DecodeWorker
+
+    return DecodeWorker(config)
 
 
 @contextmanager

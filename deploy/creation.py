@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from decode import DecodeConfig
 from deploy.actors import GatewayActor, GatewaySpec, WorkerActor, WorkerSpec
 from deploy.demand import Demand, demands
 from deploy.member import Member
@@ -16,6 +18,8 @@ from deploy.placement import Reservation
 from deploy.ports import gateway_ports
 from deploy.processes import session_environment
 from deploy.settings import Settings
+from gateway.config import GatewayConfig
+from prefill import PrefillConfig
 
 
 class Run(NamedTuple):
@@ -48,19 +52,8 @@ def create_members(run: Run, reservation: Reservation) -> Members:
 
 
 def _create_worker(run: Run, demand: Demand, reservation: Reservation) -> Member:
-    settings = run.settings
     log_file = run.logs / f"{demand.name}.log"
-    spec = WorkerSpec(
-        name=demand.name,
-        role=demand.role,
-        host="" if settings.ray.address else settings.connector.host,
-        model_path=str(run.model.path),
-        engine=settings.engine,
-        connector=settings.connector,
-        token=run.token,
-        log_file=str(log_file),
-        log_level=run.settings.log.level,
-    )
+    spec = WorkerSpec(config=_worker_config(run, demand), log_file=str(log_file), log_level=run.settings.log.level)
     custom = {name: amount for name, amount in demand.resources.items() if name not in ("CPU", "GPU")}
     options: dict[str, Any] = {
         "num_cpus": demand.resources.get("CPU", 0),
@@ -75,16 +68,14 @@ def _create_worker(run: Run, demand: Demand, reservation: Reservation) -> Member
 
 def _create_gateway(run: Run, name: str, port: int) -> Member:
     log_file = run.logs / f"{name}.log"
-    spec = GatewaySpec(
-        name=name,
-        host=run.settings.gateway.host,
+    config = GatewayConfig(
         port=port,
         model_path=str(run.model.path),
         served_name=run.model.served_name,
         token=run.token,
-        log_file=str(log_file),
-        log_level=run.settings.log.level,
+        **own_settings(run.settings.gateway, GatewayConfig, "port"),
     )
+    spec = GatewaySpec(name=name, config=config, log_file=str(log_file), log_level=run.settings.log.level)
     options: dict[str, Any] = {
         "num_cpus": 0,
         # People reach the gateways at an address of this machine, so that is where they run.
@@ -93,6 +84,27 @@ def _create_gateway(run: Run, name: str, port: int) -> Member:
         "runtime_env": {"env_vars": _environment(run)},
     }
     return Member(name, ray.remote(GatewayActor).options(**options).remote(spec), log_file)
+
+
+def _worker_config(run: Run, demand: Demand) -> PrefillConfig | DecodeConfig:
+    settings = run.settings
+    shared: dict[str, Any] = {
+        "name": demand.name,
+        "host": "" if settings.ray.address else settings.connector.host,
+        "model_path": str(run.model.path),
+        "engine": settings.engine,
+        "connector": settings.connector,
+        "token": run.token,
+    }
+    if demand.role == "prefill":
+        return PrefillConfig(**shared, **own_settings(settings.prefill, PrefillConfig))
+    return DecodeConfig(**shared, **own_settings(settings.decode, DecodeConfig))
+
+
+def own_settings(settings: msgspec.Struct, room: type[msgspec.Struct], *except_for: str) -> dict[str, Any]:
+    """What `settings` has of the fields of a room's own configuration."""
+    names = set(settings.__struct_fields__).intersection(room.__struct_fields__).difference(except_for)
+    return {name: getattr(settings, name) for name in names}
 
 
 def _environment(run: Run) -> dict[str, str]:

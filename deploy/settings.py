@@ -1,17 +1,20 @@
 """Every setting of a deployment, as frozen structs.
 
-What belongs to a room is that room's own struct, with that room's defaults; here is only what concerns placing and
-starting. `deploy.configuration` merges file, environment and flags into these.
+What belongs to a room is that room's own struct, or has the default of it; what is new here concerns placing and
+starting only. `deploy.config` merges file, environment and flags into these.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from connector.config import ConnectorConfig
+from decode.config import DecodeConfig
 from engine.config import EngineConfig
+from gateway.config import GatewayConfig
+from prefill.config import PrefillConfig
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -19,6 +22,12 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Duration = Annotated[float, msgspec.Meta(gt=0)]
+
+
+def default_of(room: type[msgspec.Struct], name: str) -> Any:
+    """The default of a room's own setting: it stands there and nowhere else."""
+    (field,) = [field for field in msgspec.structs.fields(room) if field.name == name]
+    return field.default
 
 
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,12 +43,37 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     resources: dict[str, float] = {}
 
 
+class PrefillSettings(PoolSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The prefill pool; for the rest see `PrefillConfig`."""
+
+    max_queue: Count = default_of(PrefillConfig, "max_queue")
+
+
+class DecodeSettings(PoolSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The decode pool; for the rest see `DecodeConfig`."""
+
+    max_requests: Count = default_of(DecodeConfig, "max_requests")
+    prefill_timeout_s: Duration = default_of(DecodeConfig, "prefill_timeout_s")
+    reserve_timeout_s: Duration = default_of(DecodeConfig, "reserve_timeout_s")
+    request_timeout_s: Duration = default_of(DecodeConfig, "request_timeout_s")
+
+
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The gateways: `count` of them on consecutive ports from `port` on; 0 is any free port for each."""
+    """The gateways: `count` of them on consecutive ports from `port` on; 0 is any free port for each.
+
+    For the rest see `GatewayConfig`.
+    """
 
     count: Count = 1
-    host: str = "127.0.0.1"
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    host: str = default_of(GatewayConfig, "host")
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = default_of(GatewayConfig, "port")
+    max_body_bytes: Count = default_of(GatewayConfig, "max_body_bytes")
+    request_timeout_s: Duration = default_of(GatewayConfig, "request_timeout_s")
+    status_wait_s: Duration = default_of(GatewayConfig, "status_wait_s")
+    keepalive_s: Duration = default_of(GatewayConfig, "keepalive_s")
+    describe_timeout_s: Duration = default_of(GatewayConfig, "describe_timeout_s")
+    probe_timeout_s: Duration = default_of(GatewayConfig, "probe_timeout_s")
+    scrape_timeout_s: Duration = default_of(GatewayConfig, "scrape_timeout_s")
 
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,8 +109,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     placement_timeout_s: Duration = 10.0
     start_timeout_s: Duration = 300.0
     stop_grace_s: Duration = 10.0
-    prefill: PoolSettings = PoolSettings()
-    decode: PoolSettings = PoolSettings()
+    prefill: PrefillSettings = PrefillSettings()
+    decode: DecodeSettings = DecodeSettings()
     gateway: GatewaySettings = GatewaySettings()
     engine: EngineConfig = EngineConfig()
     connector: ConnectorConfig = ConnectorConfig()

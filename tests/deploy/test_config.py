@@ -1,11 +1,15 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
+from decode.config import DecodeConfig
 from deploy.config import Configuration, resolve, show
 from deploy.errors import SettingError
 from deploy.settings import Settings
+from gateway.config import GatewayConfig
+from prefill.config import PrefillConfig
 
 
 def written(folder: Path, text: str) -> Path:
@@ -135,3 +139,17 @@ def test_what_is_shown_is_yaml_that_gives_the_same_settings(tmp_path: Path) -> N
     assert yaml.safe_load(shown)["gateway"]["port"] == 8000
     (line,) = [line for line in shown.splitlines() if "dtype" in line]
     assert line.endswith("# --set")
+
+
+@pytest.mark.parametrize(
+    ("section", "room"), [("prefill", PrefillConfig), ("decode", DecodeConfig), ("gateway", GatewayConfig)]
+)
+def test_every_setting_of_a_room_can_be_set_and_has_the_room_s_default(
+    section: str, room: type[msgspec.Struct]
+) -> None:
+    from_the_run = {"name", "model_path", "token", "engine", "connector", "served_name", "rpc_port"}
+    from_the_run |= {"host"} if section != "gateway" else set()
+    settings = getattr(Settings(), section)
+    for field in msgspec.structs.fields(room):
+        if field.name not in from_the_run:
+            assert getattr(settings, field.name) == field.default
