@@ -89,10 +89,15 @@ class Pool:
         await self.worker.stop(5.0)
 
     async def generate(
-        self, prompt: list[int], max_tokens: int, *, leave_after: int | None = None, **sampling: Any
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        leave_after: int | None = None,
+        sampling: dict[str, Any] | None = None,
     ) -> tuple[list[int], generate_pb2.RequestStats]:
         """One request to its end, or until `leave_after` tokens have come."""
-        params = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0} | sampling
+        params = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0} | (sampling or {})
         call = generate_pb2_grpc.GenerateStub(self.channel).Generate(
             generate_pb2.GenerateRequest(
                 request_id=f"request of {len(prompt)}",

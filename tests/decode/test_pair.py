@@ -99,10 +99,10 @@ async def test_drawn_tokens_do_not_depend_on_who_draws(pair: tuple[Pool, Prefill
     pool, _ = pair
     prompt = prompts(9)[8]
     sampling = {"temperature": 1.0, "top_p": 0.9, "seed": 12345, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
-    alone, _ = await pool.generate(prompt, 20, **sampling)
-    together = await asyncio.gather(*(pool.generate(prompt, 20, **sampling) for _ in range(6)))
+    alone, _ = await pool.generate(prompt, 20, sampling=sampling)
+    together = await asyncio.gather(*(pool.generate(prompt, 20, sampling=sampling) for _ in range(6)))
     assert [tokens for tokens, _ in together] == [alone] * 6
-    other, _ = await pool.generate(prompt, 20, **(sampling | {"seed": 54321}))
+    other, _ = await pool.generate(prompt, 20, sampling=sampling | {"seed": 54321})
     assert other != alone
 
 

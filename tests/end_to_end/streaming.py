@@ -27,7 +27,9 @@ async def complete(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
 
 async def complete_streaming(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
     """One request, answered as a stream that ends with `[DONE]` and names its finish reason once."""
-    text, token_ids, reasons, done = "", [], [], False
+    text, done = "", False
+    token_ids: list[int] = []
+    reasons: list[str] = []
     async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
         assert response.status_code == 200, (await response.aread()).decode()
         async for line in response.aiter_lines():

@@ -1,0 +1,64 @@
+"""Server-sent events, and pieces of an answer with the silences between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.types import Send
+
+from gateway.generation import Piece
+
+KEEPALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class EventStream:
+    """An HTTP answer in parts. Its status goes out with the first part."""
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._headers = [
+            *headers,
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+        ]
+        self.begun = False
+
+    async def event(self, value: Any) -> None:
+        """One event with `value` as JSON."""
+        await self.write(b"data: " + msgspec.json.encode(value) + b"\n\n")
+
+    async def write(self, data: bytes) -> None:
+        """Bytes, at once."""
+        if not self.begun:
+            self.begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        """No more parts."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def with_silences(pieces: AsyncIterator[Piece], first_s: float, later_s: float) -> AsyncIterator[Piece | None]:
+    """The pieces, and None whenever nothing has come for `first_s` seconds, later for `later_s`."""
+    silence_s = first_s
+    while True:
+        coming = asyncio.ensure_future(anext(pieces))
+        try:
+            while not (await asyncio.wait({coming}, timeout=silence_s))[0]:
+                silence_s = later_s
+                yield None
+        finally:
+            if not coming.done():
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+        try:
+            piece = coming.result()
+        except StopAsyncIteration:
+            return
+        silence_s = later_s
+        yield piece
