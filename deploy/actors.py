@@ -126,7 +126,7 @@ class GatewayActor:
     async def stop(self, grace_s: float) -> None:
         """Finish what is in flight for up to `grace_s`, then stop."""
         if self._gateway is not None:
-            await self._gateway.stop()
+            await self._gateway.stop(grace_s)
 
     async def watch(self) -> None:
         """Never returns: the call fails when the process ends."""

@@ -63,8 +63,10 @@ class Member:
         try:
             async with asyncio.timeout(grace_s + KILL_AFTER_S):
                 await self._handle.stop.remote(grace_s)
+        except RayTaskError as error:
+            logger.warning("%s failed to stop in order: %s (log: %s)", self.name, error.cause, self.log_file)
         except RayError as error:
-            logger.warning("%s was gone before it was stopped, or failed to stop: %s", self.name, error)
+            logger.warning("%s was gone before it was stopped: %s", self.name, death_reason(str(error)))
         except TimeoutError:
             logger.warning("%s did not stop within %g s and is killed", self.name, grace_s + KILL_AFTER_S)
         with suppress(RayError):
