@@ -12,6 +12,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -71,8 +72,8 @@ class Answering:
             except Exception:
                 status = 500
                 logger.exception("request %s failed", request_id)
-                error = ApiError(500, "the gateway failed; its log has the details", code="internal_error")
-                await self._tell(error, stream, headers, scope, receive, send)
+                failure = ApiError(500, "the gateway failed; its log has the details", code="internal_error")
+                await self._tell(failure, stream, headers, scope, receive, send)
             finally:
                 self._metrics.requests.labels(self._endpoint.path, str(status)).inc()
 
@@ -103,12 +104,13 @@ class Answering:
             created=int(time.time()),
             model=self._config.model_name,
         )
-        pieces = generate(self._router.pick(), prompt, self._tokenizer.vocabulary, self._config.request_timeout_s)
-        async with aclosing(pieces):
+        timeout_s = self._config.request_timeout_s
+        pieces = generate(self._router.pick(), prompt, self._tokenizer.vocabulary, timeout_s)
+        async with aclosing(timing.watching(pieces)) as watched:
             if asked.parameters.stream:
-                await self._stream(asked, prompt, names, timing.watching(pieces), stream)
+                await self._stream(asked, prompt, names, watched, stream)
                 return None
-            return await self._whole(asked, prompt, names, timing.watching(pieces))
+            return await self._whole(asked, prompt, names, watched)
 
     async def _read(self, fields: Fields, request_id: str) -> tuple[Asked, Prompt]:
         model = fields.required("model")
@@ -142,14 +144,15 @@ class Answering:
         max_tokens = asked_for or self._endpoint.default_max_tokens or max(1, max_model_len - prompt_tokens)
         if prompt_tokens + max_tokens > max_model_len:
             raise bad_request(
-                f"this model's context has {max_model_len} tokens, but the request asks for {prompt_tokens + max_tokens} "
-                f"({prompt_tokens} in the prompt, {max_tokens} for the answer); shorten either",
+                f"this model's context has {max_model_len} tokens, but the request asks for "
+                f"{prompt_tokens + max_tokens} ({prompt_tokens} in the prompt, {max_tokens} for the answer); "
+                "shorten either",
                 "messages" if self._endpoint.default_max_tokens is None else "prompt",
                 "context_length_exceeded",
             )
         return max_tokens
 
-    async def _whole(self, asked: Asked, prompt: Prompt, names: Names, pieces: Any) -> JSONResponse:
+    async def _whole(self, asked: Asked, prompt: Prompt, names: Names, pieces: AsyncIterator[Piece]) -> JSONResponse:
         text: list[str] = []
         token_ids: list[int] = []
         finish_reason = ""
@@ -164,7 +167,9 @@ class Answering:
             body["choices"][0]["token_ids"] = token_ids
         return JSONResponse(body)
 
-    async def _stream(self, asked: Asked, prompt: Prompt, names: Names, pieces: Any, stream: EventStream) -> None:
+    async def _stream(
+        self, asked: Asked, prompt: Prompt, names: Names, pieces: AsyncIterator[Piece], stream: EventStream
+    ) -> None:
         endpoint, parameters = self._endpoint, asked.parameters
         opening = endpoint.opening(names)
         output_tokens = 0

@@ -36,9 +36,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Endpoint(Protocol):
     """One of `Completions` and `Chat`. `default_max_tokens` None is whatever the context has left."""
 
-    path: str
-    id_prefix: str
-    default_max_tokens: int | None
+    @property
+    def path(self) -> str:
+        """Where it is."""
+
+    @property
+    def id_prefix(self) -> str:
+        """What its answers' ids begin with."""
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        """See the class."""
 
     def read(self, fields: Fields) -> Asked:
         """Check and read a request. Raises `ApiError` 400, naming the field."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import msgspec
@@ -43,7 +43,9 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def with_silences(pieces: AsyncIterator[Piece], first_s: float, later_s: float) -> AsyncIterator[Piece | None]:
+async def with_silences(
+    pieces: AsyncIterator[Piece], first_s: float, later_s: float
+) -> AsyncGenerator[Piece | None, None]:
     """The pieces, and None whenever nothing has come for `first_s` seconds, later for `later_s`."""
     silence_s = first_s
     while True:

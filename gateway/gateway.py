@@ -28,7 +28,16 @@ BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to the process's owner, which may not even run this on its main thread."""
+    """Signals belong to the process's owner, who may not even run this on its main thread. `up` is set once it answers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        await super().startup(sockets)
+        self.up.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -43,7 +52,7 @@ class Gateway:
         self._config = config
         self._router = Router(config.token, config.describe_timeout_s)
         self._readiness: Readiness | None = None
-        self._server: uvicorn.Server | None = None
+        self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
@@ -63,10 +72,11 @@ class Gateway:
                 uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=30)
             )
             self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="HTTP server")
-            while not self._server.started and not self._serving.done():
-                await asyncio.sleep(0.005)
+            up = asyncio.create_task(self._server.up.wait())
+            await asyncio.wait({up, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+            up.cancel()
             if self._serving.done():
-                self._serving.result()
+                raise ListenError(config.host, config.port, f"the server ended: {self._serving.exception()!r}")
         except BaseException:
             listener.close()
             raise

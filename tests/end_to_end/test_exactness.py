@@ -14,7 +14,7 @@ from tests.end_to_end.prompts import LENGTHS
 from tests.end_to_end.reference import greedy, prompts_of_exact_length
 from tests.end_to_end.streaming import complete, complete_streaming
 
-MAX_TOKENS = 24
+MAX_TOKENS = 8
 DEADLINE_S = 240.0
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
