@@ -112,9 +112,25 @@ NB_MODULE(_native, m) {
           nb::arg("library"), nb::arg("name"), nb::arg("config"))
       .def("register_memory", &UcpWorker::register_memory, nb::arg("address"), nb::arg("length"),
            nb::call_guard<nb::gil_scoped_release>())
-      .def("address", [](UcpWorker& worker) { return as_bytes(worker.address()); })
+      .def("address",
+           [](UcpWorker& worker) {
+             std::string address;
+             {
+               nb::gil_scoped_release released;
+               address = worker.address();
+             }
+             return as_bytes(address);
+           })
       .def(
-          "packed_key", [](UcpWorker& worker, int64_t region) { return as_bytes(worker.packed_key(region)); },
+          "packed_key",
+          [](UcpWorker& worker, int64_t region) {
+            std::string key;
+            {
+              nb::gil_scoped_release released;
+              key = worker.packed_key(region);
+            }
+            return as_bytes(key);
+          },
           nb::arg("region"))
       .def("connect", &connect_ucp, nb::arg("address"), nb::arg("regions"))
       .def("post", &post_ucp, nb::arg("peer"), nb::arg("write"), nb::arg("local_region"), nb::arg("remote_region"),

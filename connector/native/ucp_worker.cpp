@@ -18,8 +18,10 @@ using Clock = std::chrono::steady_clock;
 
 // A missed wake-up would cost this much, once; it is not how anything is usually noticed.
 constexpr int kSleepMs = 1000;
-constexpr int kProgressInPost = 32;
+// Enough for a short transfer to end. With some transports progressing is copying: a post must not copy a large one.
+constexpr auto kProgressInPost = std::chrono::microseconds(20);
 constexpr int kProgressBeforeYield = 256;
+constexpr double kUnpackFenceS = 10.0;
 
 Clock::time_point after(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -77,8 +79,22 @@ void UcpWorker::check(ucs_status_t status, const char* what) const {
   if (status != UCS_OK) throw std::runtime_error("UCX " + api_.version + ", " + what + ": " + api_.text(status));
 }
 
+// The progress thread holds the mutex nearly always while there is traffic, and a mutex is not fair: it lets those pass
+// who have said that they wait.
+std::unique_lock<std::mutex> UcpWorker::turn() {
+  ++waiting_;
+  std::unique_lock<std::mutex> lock(mutex_);
+  --waiting_;
+  return lock;
+}
+
+void UcpWorker::expect_open() const {
+  if (closed_) throw std::runtime_error("the UCX worker of " + name_ + " is closed");
+}
+
 int64_t UcpWorker::register_memory(uintptr_t address, size_t length) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const auto lock = turn();
+  expect_open();
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
   params.address = reinterpret_cast<void*>(address);
@@ -90,7 +106,8 @@ int64_t UcpWorker::register_memory(uintptr_t address, size_t length) {
 }
 
 std::string UcpWorker::address() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const auto lock = turn();
+  expect_open();
   ucp_address_t* address;
   size_t length;
   check(api_.ucp_worker_get_address(worker_, &address, &length), "asking for the worker's address");
@@ -100,7 +117,8 @@ std::string UcpWorker::address() {
 }
 
 std::string UcpWorker::packed_key(int64_t index) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const auto lock = turn();
+  expect_open();
   void* key;
   size_t length;
   check(api_.ucp_rkey_pack(context_, region(index).handle, &key, &length), "packing a remote key");
@@ -110,30 +128,38 @@ std::string UcpWorker::packed_key(int64_t index) {
 }
 
 int64_t UcpWorker::connect(const std::string& address, const std::vector<RemoteRegion>& regions) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  auto peer = std::make_unique<Peer>();
-  peer->worker = this;
-  peer->id = next_peer_;
-  ucp_ep_params_t params{};
-  params.field_mask =
-      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler.cb = on_endpoint_error;
-  params.err_handler.arg = peer.get();
-  check(api_.ucp_ep_create(worker_, &params, &peer->endpoint), "connecting");
-  for (const RemoteRegion& remote : regions) {
-    ucp_rkey_h key;
-    const ucs_status_t status = api_.ucp_ep_rkey_unpack(peer->endpoint, remote.key.data(), &key);
-    if (status != UCS_OK) {
-      release(*peer);
-      check(status, "unpacking the peer's remote key");
+  ucs_status_t status = UCS_OK;
+  int64_t id;
+  {
+    const auto lock = turn();
+    expect_open();
+    id = next_peer_++;  // never used again, also when this fails: events may name it
+    auto created = std::make_unique<Peer>();
+    Peer& peer = *created;
+    peer.worker = this;
+    peer.id = id;
+    ucp_ep_params_t params{};
+    params.field_mask =
+        UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler.cb = on_endpoint_error;
+    params.err_handler.arg = &peer;
+    check(api_.ucp_ep_create(worker_, &params, &peer.endpoint), "connecting");
+    peers_[id] = std::move(created);
+    for (const RemoteRegion& remote : regions) {
+      ucp_rkey_h key;
+      status = api_.ucp_ep_rkey_unpack(peer.endpoint, remote.key.data(), &key);
+      if (status != UCS_OK) break;
+      peer.regions.emplace_back(remote, key);
     }
-    peer->regions.emplace_back(remote, key);
+    wake();
   }
-  peers_[next_peer_] = std::move(peer);
-  wake();
-  return next_peer_++;
+  if (status != UCS_OK) {
+    fence(id, kUnpackFenceS);
+    check(status, "unpacking the peer's remote key");
+  }
+  return id;
 }
 
 UcpWorker::Region& UcpWorker::region(int64_t index) {
@@ -144,16 +170,14 @@ UcpWorker::Region& UcpWorker::region(int64_t index) {
 
 UcpWorker::Peer& UcpWorker::find(int64_t peer) {
   auto found = peers_.find(peer);
-  if (found == peers_.end())
+  if (found == peers_.end() || found->second->fenced)
     throw std::runtime_error("peer " + std::to_string(peer) + " is fenced or unknown; connect to it again");
   return *found->second;
 }
 
 int64_t UcpWorker::post(int64_t peer_id, bool write, int64_t local_region, int64_t remote_region, const int64_t* local,
                         const int64_t* remote, const int64_t* length, size_t count) {
-  ++posters_waiting_;
-  std::lock_guard<std::mutex> lock(mutex_);
-  --posters_waiting_;
+  const auto lock = turn();
   Peer& peer = find(peer_id);
   if (peer.error != UCS_OK)
     throw std::runtime_error("peer " + std::to_string(peer_id) + " is down: " + api_.text(peer.error));
@@ -182,7 +206,8 @@ int64_t UcpWorker::post(int64_t peer_id, bool write, int64_t local_region, int64
   }
   const int64_t id = batch->id;
   operation_ended(batch, UCS_OK);
-  for (int i = 0; i < kProgressInPost && api_.ucp_worker_progress(worker_) != 0; ++i) {
+  const auto deadline = Clock::now() + kProgressInPost;
+  while (api_.ucp_worker_progress(worker_) != 0 && Clock::now() < deadline) {
   }
   wake();
   return id;
@@ -204,6 +229,8 @@ void UcpWorker::on_operation(void* request, ucs_status_t status, void* data) {
 void UcpWorker::operation_ended(Batch* batch, ucs_status_t status) {
   if (status != UCS_OK && batch->error == UCS_OK) batch->error = status;
   if (--batch->pending > 0) return;
+  // What was put before a fence may not have arrived, and a closed endpoint cannot be flushed.
+  if (batch->flush && batch->peer->fenced && batch->error == UCS_OK) batch->error = UCS_ERR_CANCELED;
   if (batch->flush && batch->error == UCS_OK) {
     // A put is complete for its sender when its buffer may be reused; only a flush says that it has arrived.
     batch->flush = false;
@@ -228,66 +255,57 @@ void UcpWorker::on_endpoint_error(void* data, ucp_ep_h, ucs_status_t status) {
 
 void UcpWorker::fence(int64_t peer_id, double timeout_s) {
   const auto deadline = after(timeout_s);
-  std::unique_ptr<Peer> peer;
-  ucs_status_ptr_t closing;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto found = peers_.find(peer_id);
-    if (found == peers_.end()) return;
-    peer = std::move(found->second);
-    peers_.erase(found);
-    ucp_request_param_t params{};
-    params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-    params.flags = UCP_EP_CLOSE_FLAG_FORCE;
-    closing = api_.ucp_ep_close_nbx(peer->endpoint, &params);
-  }
   while (true) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
-      progress_some();
-      const bool closed = !UCS_PTR_IS_PTR(closing) || api_.ucp_request_check_status(closing) != UCS_INPROGRESS;
-      if (closed && peer->batches == 0) {
-        if (UCS_PTR_IS_PTR(closing)) api_.ucp_request_free(closing);
-        for (auto& entry : peer->regions) api_.ucp_rkey_destroy(entry.second);
+      const auto lock = turn();
+      auto found = peers_.find(peer_id);
+      if (found == peers_.end()) return;
+      Peer& peer = *found->second;
+      if (let_go(peer)) {
+        for (auto& entry : peer.regions) api_.ucp_rkey_destroy(entry.second);
+        peers_.erase(found);
         wake();
         return;
       }
-    }
-    if (Clock::now() >= deadline) {
-      const int64_t left = peer->batches;
-      // UCX may still call back with this peer and write into our memory: it must stay, and so must the peer.
-      (void)peer.release();
-      throw std::runtime_error("UCX " + api_.version + " has not let go of peer " + std::to_string(peer_id) +
-                               " after its endpoint was closed by force (" + std::to_string(left) +
-                               " batches in flight); this process must end");
+      // UCX may still call back with this peer and write into our memory: both must stay.
+      if (Clock::now() >= deadline)
+        throw std::runtime_error("UCX " + api_.version + " has not let go of peer " + std::to_string(peer_id) +
+                                 " after its endpoint was closed by force (" + std::to_string(peer.batches) +
+                                 " batches in flight); this process must end");
     }
     sched_yield();
   }
 }
 
-void UcpWorker::release(Peer& peer) {
-  for (auto& entry : peer.regions) api_.ucp_rkey_destroy(entry.second);
-  ucp_request_param_t params{};
-  params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  params.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  ucs_status_ptr_t closing = api_.ucp_ep_close_nbx(peer.endpoint, &params);
-  if (!UCS_PTR_IS_PTR(closing)) return;
-  while (api_.ucp_request_check_status(closing) == UCS_INPROGRESS) api_.ucp_worker_progress(worker_);
-  api_.ucp_request_free(closing);
+bool UcpWorker::let_go(Peer& peer) {
+  if (!peer.fenced) {
+    peer.fenced = true;
+    ucp_request_param_t params{};
+    params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    params.flags = UCP_EP_CLOSE_FLAG_FORCE;
+    peer.closing = api_.ucp_ep_close_nbx(peer.endpoint, &params);
+  }
+  (void)progress_some();
+  if (UCS_PTR_IS_PTR(peer.closing)) {
+    if (api_.ucp_request_check_status(peer.closing) == UCS_INPROGRESS) return false;
+    api_.ucp_request_free(peer.closing);
+    peer.closing = nullptr;
+  }
+  return peer.batches == 0;
 }
 
 void UcpWorker::close(double timeout_s) {
   std::vector<int64_t> peers;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const auto lock = turn();
     if (closed_) return;
-    closed_ = true;
     for (auto& entry : peers_) peers.push_back(entry.first);
   }
   for (int64_t peer : peers) fence(peer, timeout_s);
-  closing_ = true;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const auto lock = turn();
+    closed_ = true;
+    closing_ = true;
     wake();
   }
   thread_.join();
@@ -298,17 +316,17 @@ void UcpWorker::close(double timeout_s) {
   ::close(epoll_);
 }
 
-void UcpWorker::progress_some() {
-  for (int i = 0; i < kProgressBeforeYield && api_.ucp_worker_progress(worker_) != 0; ++i) {
-  }
+bool UcpWorker::progress_some() {
+  for (int i = 0; i < kProgressBeforeYield && waiting_ == 0; ++i)
+    if (api_.ucp_worker_progress(worker_) == 0) return true;
+  return false;
 }
 
 void UcpWorker::wake() { api_.ucp_worker_signal(worker_); }
 
 bool UcpWorker::may_sleep() {
   std::lock_guard<std::mutex> lock(mutex_);
-  progress_some();
-  return api_.ucp_worker_arm(worker_) != UCS_ERR_BUSY;
+  return progress_some() && api_.ucp_worker_arm(worker_) != UCS_ERR_BUSY;
 }
 
 void UcpWorker::run() {
@@ -316,8 +334,8 @@ void UcpWorker::run() {
     if (may_sleep()) {
       epoll_event event;
       (void)epoll_wait(epoll_, &event, 1, kSleepMs);
-    } else if (posters_waiting_ > 0) {
-      sched_yield();  // the mutex is not fair
+    } else {
+      while (waiting_ > 0) sched_yield();
     }
   }
 }

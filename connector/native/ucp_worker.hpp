@@ -39,8 +39,9 @@ class UcpWorker {
   int64_t post(int64_t peer, bool write, int64_t local_region, int64_t remote_region, const int64_t* local,
                const int64_t* remote, const int64_t* length, size_t count);
   // Closes the peer's endpoint by force. When it returns every operation of it is terminal. Throws std::runtime_error
-  // if UCX does not let go within `timeout_s`: then nothing can be said of the memory any more.
+  // if UCX does not let go within `timeout_s`: then nothing can be said of the memory, and fencing again waits again.
   void fence(int64_t peer, double timeout_s);
+  // Fences every peer, and throws as `fence` does; then nothing has been given back, and it can be tried again.
   void close(double timeout_s);
   EventQueue& events() { return events_; }
 
@@ -57,6 +58,8 @@ class UcpWorker {
     std::vector<std::pair<RemoteRegion, ucp_rkey_h>> regions;
     ucs_status_t error = UCS_OK;
     int64_t batches = 0;
+    bool fenced = false;
+    ucs_status_ptr_t closing = nullptr;  // the request that closes the endpoint, once it is fenced
   };
   struct Batch {
     UcpWorker* worker;
@@ -67,6 +70,10 @@ class UcpWorker {
     ucs_status_t error = UCS_OK;
   };
 
+  std::unique_lock<std::mutex> turn();
+  void expect_open() const;
+  bool let_go(Peer& peer);
+
   static void on_operation(void* request, ucs_status_t status, void* batch);
   static void on_endpoint_error(void* peer, ucp_ep_h endpoint, ucs_status_t status);
 
@@ -75,8 +82,7 @@ class UcpWorker {
   void check(ucs_status_t status, const char* what) const;
   Peer& find(int64_t peer);
   Region& region(int64_t index);
-  void release(Peer& peer);
-  void progress_some();
+  bool progress_some();  // whether nothing is left to do for now
   bool may_sleep();
   void wake();
   void run();
@@ -84,8 +90,8 @@ class UcpWorker {
   const UcpApi& api_;
   const std::string name_;
   EventQueue events_;
-  std::mutex mutex_;  // guards all below and every call into the worker
-  std::atomic<int> posters_waiting_{0};
+  std::mutex mutex_;             // guards all below and every call into the worker
+  std::atomic<int> waiting_{0};  // threads that want the mutex
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   int epoll_ = -1;

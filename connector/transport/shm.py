@@ -111,7 +111,10 @@ class ShmTransport:
                 f"{self._owner}: memory at {memory.address:#x} ({memory.length} bytes) lies in no memfd, so that no "
                 "other process can map it; use another transport for it"
             )
-        found = os.fstat(memory.fd)
+        try:
+            found = os.fstat(memory.fd)
+        except OSError as error:
+            raise RegistrationError(f"{self._owner}: descriptor {memory.fd} is not open: {error}") from error
         if found.st_size != memory.length:
             raise RegistrationError(
                 f"{self._owner}: descriptor {memory.fd} has {found.st_size} bytes, the memory {memory.length}"
@@ -130,6 +133,8 @@ class ShmTransport:
 
     def connect(self, description: bytes) -> int:
         """See `Transport.connect`."""
+        if self._closed:
+            raise UnreachableError(f"{self._owner}: this transport is closed")
         try:
             described = msgspec.msgpack.decode(description, type=_Description)
         except msgspec.MsgspecError as error:

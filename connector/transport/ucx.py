@@ -10,8 +10,8 @@ UCX parses addresses and keys without checking them. A digest keeps damaged ones
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+from typing import Annotated
 
 import msgspec
 
@@ -24,9 +24,13 @@ CONFIG = (("RNDV_THRESH", "inf"),)
 FENCE_TIMEOUT_S = 10.0
 
 
+Address = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]
+"""Beyond any real one, and the sum of two of them still fits into 64 bits."""
+
+
 class _Region(msgspec.Struct, frozen=True):
-    base: int
-    length: int
+    base: Address
+    length: Address
     key: bytes
 
 
@@ -69,7 +73,6 @@ class UcxTransport:
         self._regions: list[Memory] = []
         self._peers: set[int] = set()
         self._down: set[int] = set()
-        self._closed = False
 
     def register(self, memory: Memory) -> int:
         """See `Transport.register`."""
@@ -84,11 +87,15 @@ class UcxTransport:
 
     def describe(self) -> bytes:
         """See `Transport.describe`."""
-        regions = tuple(
-            _Region(memory.address, memory.length, self._worker.packed_key(index))
-            for index, memory in enumerate(self._regions)
-        )
-        body = msgspec.msgpack.encode(_Description(self.version, self._worker.address(), regions))
+        try:
+            regions = tuple(
+                _Region(memory.address, memory.length, self._worker.packed_key(index))
+                for index, memory in enumerate(self._regions)
+            )
+            address = self._worker.address()
+        except RuntimeError as error:
+            raise TransportError(f"{self._owner}: {error}") from error
+        body = msgspec.msgpack.encode(_Description(self.version, address, regions))
         return msgspec.msgpack.encode(_Sealed(body, _digest(body)))
 
     def connect(self, description: bytes) -> int:
@@ -145,19 +152,19 @@ class UcxTransport:
         """See `Transport.fence`."""
         if peer not in self._peers:
             return
-        self._peers.discard(peer)
-        self._down.discard(peer)
+        self._down.add(peer)  # stays, if UCX does not let go
         try:
             self._worker.fence(peer, FENCE_TIMEOUT_S)
         except RuntimeError as error:
-            raise TransportError(str(error)) from error
+            raise TransportError(f"{self._owner}: {error}") from error
+        self._peers.discard(peer)
+        self._down.discard(peer)
 
     def close(self) -> None:
         """See `Transport.close`."""
-        if self._closed:
-            return
-        self._closed = True
-        with contextlib.ExitStack() as every:
-            every.callback(self._worker.close, FENCE_TIMEOUT_S)
-            for peer in list(self._peers):
-                every.callback(self.fence, peer)
+        try:
+            self._worker.close(FENCE_TIMEOUT_S)
+        except RuntimeError as error:
+            raise TransportError(f"{self._owner}: {error}") from error
+        self._peers.clear()
+        self._down.clear()

@@ -1,0 +1,118 @@
+"""Shared memory between processes of one host."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from connector.errors import RegistrationError, UnreachableError
+from connector.transport.shm import start_time
+from tests.connector.far_process import far_process
+from tests.connector.near import Near, near_end, runs
+from tests.connector.transport_conformance import TransportConformance
+from tests.connector.transport_failures import TransportFailures
+
+
+@pytest.mark.process
+class TestConformance(TransportConformance):
+    kind = "shm"
+
+
+@pytest.mark.process
+class TestFailures(TransportFailures):
+    kind = "shm"
+
+
+def _changed(description: bytes, **changes: object) -> bytes:
+    return msgspec.msgpack.encode({**msgspec.msgpack.decode(description), **changes})
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def near() -> Iterator[Near]:
+    with near_end("shm") as near:
+        yield near
+
+
+@pytest.mark.parametrize("field", ["boot_id", "pid_namespace"])
+def test_another_host_is_refused(near: Near, field: str) -> None:
+    whole = near.transport.describe()
+    host = msgspec.msgpack.decode(whole)["host"]
+    host[field] = "another" if field == "boot_id" else host[field] + 1
+    with pytest.raises(UnreachableError, match=r"another host or in another pid namespace .*use ucx"):
+        near.transport.connect(_changed(whole, host=host))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"started": 1}, "is not the peer any more; it has ended"),
+        ({"pid": 2**22 + 1}, "cannot be mapped"),
+        ({"pid": 0}, "cannot be mapped"),
+        ({"pid": -5}, "cannot be mapped"),
+        ({"pid": 2**40}, "cannot be mapped"),
+        ({"pid": "1"}, "is damaged"),
+        ({"regions": None}, "is damaged"),
+    ],
+)
+def test_processes_that_are_not_the_peer(near: Near, changes: dict[str, object], message: str) -> None:
+    whole, before = near.transport.describe(), _descriptors()
+    with pytest.raises(UnreachableError, match=message):
+        near.transport.connect(_changed(whole, **changes))
+    assert _descriptors() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inode": 1}, "is not the pool that the peer described: inode"),
+        ({"length": 4096}, "is not the pool that the peer described"),
+        ({"length": 0}, "is not the pool that the peer described"),
+        ({"length": -1}, "is not the pool that the peer described"),
+        ({"fd": 99999}, "cannot be mapped"),
+        ({"fd": -1}, "cannot be mapped"),
+    ],
+)
+def test_descriptors_that_are_not_the_pool(near: Near, changes: dict[str, object], message: str) -> None:
+    whole, before = near.transport.describe(), _descriptors()
+    first, second = msgspec.msgpack.decode(whole)["regions"]
+    with pytest.raises(UnreachableError, match=message):
+        near.transport.connect(_changed(whole, regions=[first, {**second, **changes}]))
+    assert _descriptors() == before
+
+
+def test_a_process_that_has_ended_but_was_not_reaped(near: Near) -> None:
+    with far_process("shm") as far:
+        os.kill(far.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, far.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(UnreachableError):
+            near.transport.connect(far.description)
+
+
+def test_memory_that_no_other_process_can_map(near: Near) -> None:
+    memory = near.regions.memories[0]
+    with pytest.raises(RegistrationError, match="lies in no memfd"):
+        near.transport.register(msgspec.structs.replace(memory, fd=None))
+    with pytest.raises(RegistrationError, match=f"has {memory.length} bytes, the memory {memory.length - 1}"):
+        near.transport.register(msgspec.structs.replace(memory, length=memory.length - 1))
+    with pytest.raises(RegistrationError, match="descriptor 99999 is not open"):
+        near.transport.register(msgspec.structs.replace(memory, fd=99999))
+
+
+def test_a_process_reaches_itself(near: Near) -> None:
+    peer = near.transport.connect(near.transport.describe())
+    assert near.wait([near.transport.post(peer, "read", 0, 1, runs((0, 0, 4096)))]) == [None]
+    assert bool((near.regions.arrays[0][:4096] == near.regions.arrays[1][:4096]).all())
+
+
+def test_start_time_tells_processes_apart() -> None:
+    assert start_time(os.getpid()) == start_time(os.getpid())
+    with pytest.raises(OSError, match="No such file"):
+        start_time(2**22 + 1)

@@ -1,0 +1,92 @@
+"""UCX between processes."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from connector.errors import RegistrationError, TransportError, UnreachableError
+from connector.transport.base import Memory
+from connector.transport.ucx import UcxTransport
+from tests.connector.near import near_end, runs
+from tests.connector.transport_conformance import TransportConformance
+from tests.connector.transport_failures import TransportFailures
+
+
+@pytest.mark.process
+class TestConformance(TransportConformance):
+    kind = "ucx"
+
+
+@pytest.mark.process
+class TestFailures(TransportFailures):
+    kind = "ucx"
+
+
+def test_memory_that_cannot_be_registered() -> None:
+    transport = UcxTransport("one")
+    try:
+        with pytest.raises(RegistrationError, match=r"memory at 0x0 .4096 bytes. cannot be registered"):
+            transport.register(Memory(address=0, length=4096, fd=None))
+    finally:
+        transport.close()
+
+
+def test_a_closed_transport_registers_and_describes_nothing() -> None:
+    with near_end("ucx") as near:
+        near.transport.close()
+        with pytest.raises(RegistrationError, match="is closed"):
+            near.transport.register(near.regions.memories[0])
+        with pytest.raises(TransportError, match="is closed"):
+            near.transport.describe()
+
+
+def _sealed(description: bytes, **changes: object) -> bytes:
+    """The description with changes that its digest agrees with."""
+    body = {**msgspec.msgpack.decode(msgspec.msgpack.decode(description)["body"]), **changes}
+    encoded = msgspec.msgpack.encode(body)
+    return msgspec.msgpack.encode({"body": encoded, "digest": hashlib.blake2b(encoded, digest_size=16).digest()})
+
+
+@pytest.mark.parametrize("version", ["1.21.0", "1.2.0", "2.22.0", "1", ""])
+def test_another_minor_version_is_refused(version: str) -> None:
+    with near_end("ucx") as near:
+        description = near.transport.describe()
+        with pytest.raises(UnreachableError, match=f"the peer uses UCX {version}, this worker 1.22.0; different minor"):
+            near.transport.connect(_sealed(description, version=version))
+
+
+def test_another_patch_of_the_same_minor_is_fine() -> None:
+    with near_end("ucx") as near:
+        peer = near.transport.connect(_sealed(near.transport.describe(), version="1.22.9"))
+        assert near.wait([near.post(peer, "read", runs((0, 4096, 4096)))]) == [None]
+
+
+@pytest.mark.parametrize("key", ["base", "length"])
+def test_regions_beyond_any_memory_are_refused(key: str) -> None:
+    with near_end("ucx") as near:
+        description = near.transport.describe()
+        regions = msgspec.msgpack.decode(msgspec.msgpack.decode(description)["body"])["regions"]
+        for value in (-1, 2**62, 2**64 - 1):
+            with pytest.raises(UnreachableError, match="description is damaged"):
+                near.transport.connect(_sealed(description, regions=[{**regions[0], key: value}]))
+
+
+def test_every_damaged_byte_is_noticed() -> None:
+    with near_end("ucx") as near:
+        whole = near.transport.describe()
+        for place in range(0, len(whole), 5):
+            with pytest.raises(UnreachableError, match="description is damaged"):
+                near.transport.connect(bytes([*whole[:place], whole[place] ^ 0x10, *whole[place + 1 :]]))
+
+
+def test_a_second_library_is_refused(tmp_path: Path) -> None:
+    with near_end("ucx") as near:
+        loaded = Path(near.transport.path)  # type: ignore[attr-defined]
+        other = tmp_path / "libucp.so.0"
+        other.write_bytes(loaded.read_bytes())
+        with pytest.raises(RegistrationError, match=r"a second one, .*libucp.so.0, cannot share the process with it"):
+            UcxTransport("two", str(other))
