@@ -124,6 +124,11 @@ def test_workers_take_care_of_shared_cores_and_never_look_at_a_hub(cluster: Clus
         assert environment["HF_HUB_OFFLINE"] == "1"
 
 
+def test_the_owner_and_the_gateway_hold_no_model_code(cluster: ClusterHandle) -> None:
+    for pid in (cluster.state.owner.pid, cluster.state.gateways[0].pid):
+        assert not [region.path for region in psutil.Process(pid).memory_maps() if "libtorch" in region.path]
+
+
 def test_down_leaves_nothing_and_the_ports_are_free_again(unstarted: ClusterHandle) -> None:
     shared_memory = set(os.listdir("/dev/shm"))
     summary = unstarted.up()
