@@ -71,7 +71,12 @@ def test_the_interpreter_is_free_during_a_copy(no_forced_switches: None) -> None
 
     def another_thread_ran() -> bool:
         go, ran = threading.Event(), threading.Event()
-        worker = threading.Thread(target=lambda: (go.wait(), ran.set()))
+
+        def run() -> None:
+            go.wait()
+            ran.set()
+
+        worker = threading.Thread(target=run)
         worker.start()
         go.set()
         copy(destination, source, (0, 0, 64 << 20))

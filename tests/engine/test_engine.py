@@ -248,3 +248,42 @@ def test_many_threads_submit_and_abort(llama: Tiny) -> None:
             thread.join(PATIENCE_S)
         assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
+
+
+def test_a_step_that_does_not_end_keeps_its_memory(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def stuck(model: Any, batch: Any) -> torch.Tensor:
+        entered.set()
+        assert go_on.wait(PATIENCE_S)
+        return forward(model, batch)
+
+    monkeypatch.setattr(module, "forward", stuck)
+    with running(llama, num_blocks=8) as engine:
+        heard = submit(engine, "slow", [1, 2, 3], 5)
+        assert entered.wait(PATIENCE_S)
+        engine.abort("slow")
+        assert engine.stats().blocks_free == 7  # the step may still write it
+        with pytest.raises(EngineError, match=r"did not end within 0.001 s"):
+            engine.close(0.001)
+        assert engine.memory.fd >= 0
+        with pytest.raises(EngineClosed, match="it is closing"):
+            submit(engine, "late", [1], 1)
+        go_on.set()
+        engine.close(PATIENCE_S)
+        assert engine.memory.fd == -1
+        assert heard.outputs == []
+
+
+def test_bfloat16_stays_close_to_float32(llama: Tiny) -> None:
+    prompt = prompt_of(12, 5)
+    engine = Engine(llama.info, EngineConfig(block_size=4, kv_cache_bytes=1 << 20, max_num_batched_tokens=5))
+    engine.start()
+    try:
+        heard = submit(engine, "one", prompt, 8)
+        tokens = heard.tokens()
+    finally:
+        engine.close(PATIENCE_S)
+    for place, output in enumerate(heard.outputs):
+        expected = torch.log_softmax(llama.logits([*prompt, *tokens[:place]]), dim=-1)[tokens[place]]
+        assert output.logprob == pytest.approx(float(expected), abs=0.5)  # type: ignore[union-attr]
