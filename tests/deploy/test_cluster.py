@@ -119,6 +119,7 @@ def test_its_state_is_for_its_user_only(cluster: ClusterHandle) -> None:
 
 def test_workers_take_care_of_shared_cores_and_never_look_at_a_hub(cluster: ClusterHandle) -> None:
     for worker in cluster.state.workers:
+        assert psutil.Process(worker.pid).nice() == psutil.Process().nice()
         environment = psutil.Process(worker.pid).environ()
         assert (environment["OMP_NUM_THREADS"], environment["OMP_WAIT_POLICY"]) == ("1", "PASSIVE")
         assert environment["HF_HUB_OFFLINE"] == "1"
