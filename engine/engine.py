@@ -294,8 +294,11 @@ class Engine:
         self._tokens_computed += num_tokens
         self._prompt_tokens_computed += of_prompt
 
-    def _hand_out(self, sequences: Many[Sequence], drawn: Many[Drawn]) -> None:
+    def _hand_out(self, sequences: Many[Sequence], drawn: Many[Drawn | None]) -> None:
         for sequence, one in zip(sequences, drawn, strict=True):
+            if one is None:
+                self._end(sequence, Failed(message="the model's logits for it are not finite"))
+                continue
             position = len(sequence.tokens)
             sequence.tokens.append(one.token_id)
             if sequence.counts is not None:

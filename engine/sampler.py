@@ -32,18 +32,17 @@ class Drawn(msgspec.Struct, frozen=True):
     logprob: float
 
 
-def sample(logits: torch.Tensor, sequences: Many[Sequence]) -> list[Drawn]:
+def sample(logits: torch.Tensor, sequences: Many[Sequence]) -> list[Drawn | None]:
     """One token for each row of `logits` [rows, vocabulary] (float32), which belong to `sequences`.
 
-    Raises:
-        ValueError: a row has NaN or no finite logit.
+    None for a row that has NaN, +infinity or nothing finite: nothing can be drawn from it, and no other row suffers.
     """
     if not sequences:
         return []
     normalizer = torch.logsumexp(logits, dim=-1)
-    if not torch.isfinite(normalizer).all():
-        bad = [sequences[row].request.request_id for row in (~torch.isfinite(normalizer)).nonzero().flatten().tolist()]
-        raise ValueError(f"the model's logits are not finite for {', '.join(bad)}")
+    usable = torch.isfinite(normalizer)
+    if not usable.all():
+        logits = torch.where(usable[:, None], logits, 0.0)
     changed = apply_penalties(logits, sequences)
     params = [one.request.sampling for one in sequences]
     drawn = changed.argmax(dim=-1)
@@ -56,7 +55,8 @@ def sample(logits: torch.Tensor, sequences: Many[Sequence]) -> list[Drawn]:
         temperature = torch.tensor([params[row].temperature for row in random], dtype=torch.float32)[:, None]
         drawn[random] = _draw(changed[random] / temperature, [params[row] for row in random], torch.from_numpy(numbers))
     logprobs = logits.gather(1, drawn[:, None])[:, 0] - normalizer
-    return [Drawn(token, logprob) for token, logprob in zip(drawn.tolist(), logprobs.tolist(), strict=True)]
+    rows = zip(drawn.tolist(), logprobs.tolist(), usable.tolist(), strict=True)
+    return [Drawn(token, logprob) if good else None for token, logprob, good in rows]
 
 
 def _draw(scaled: torch.Tensor, params: Many[SamplingParams], numbers: torch.Tensor) -> torch.Tensor:

@@ -159,10 +159,9 @@ def test_no_rows() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_logits_that_are_not_finite_are_refused_by_name(bad: float) -> None:
+def test_nothing_is_drawn_from_logits_that_are_not_finite_and_no_other_row_suffers(bad: float) -> None:
     logits = torch.stack([logits_of(30), logits_of(30)])
+    alone = sample(logits[:1], [sequence(SamplingParams())])
     logits[1, 4] = bad
-    with pytest.raises(ValueError, match=r"not finite for broken$"):
-        sample(logits, [sequence(SamplingParams(), name="fine"), sequence(SamplingParams(), name="broken")])
-    with pytest.raises(ValueError, match="not finite for one"):
-        sample(torch.full((1, 30), -torch.inf), [sequence(SamplingParams(temperature=0.0))])
+    assert sample(logits, [sequence(SamplingParams()), sequence(SamplingParams(top_p=0.5))]) == [*alone, None]
+    assert sample(torch.full((1, 30), -torch.inf), [sequence(SamplingParams(temperature=0.0))]) == [None]
