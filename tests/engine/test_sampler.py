@@ -10,7 +10,7 @@ import torch
 
 import engine.sampler as module
 from engine.request import EngineRequest, SamplingParams
-from engine.sampler import FIRST_PASS, sample
+from engine.sampler import Drawn, sample
 from engine.sequence import Sequence, new_sequence
 
 GRID = 1000
@@ -27,6 +27,13 @@ def sequence(sampling: SamplingParams, tokens: int = 3, name: str = "one") -> Se
             sink=lambda output: None,
         )
     )
+
+
+def draw(logits: torch.Tensor, sequences: list[Sequence]) -> list[Drawn]:
+    """`sample` on rows that something can be drawn from."""
+    drawn = sample(logits, sequences)
+    assert None not in drawn
+    return [one for one in drawn if one is not None]
 
 
 def logits_of(vocabulary: int, spread: float = 2.0, seed: int = 1) -> torch.Tensor:
@@ -61,7 +68,7 @@ def drawn_distribution(
     for part in np.array_split(grid, 4):
         monkeypatch.setattr(module, "uniforms", lambda seeds, positions, part=part: part)
         rows = logits.expand(len(part), -1).contiguous()
-        for drawn in sample(rows, [sequence(sampling)] * len(part)):
+        for drawn in draw(rows, [sequence(sampling)] * len(part)):
             counts[drawn.token_id] += 1
     return counts / GRID
 
@@ -118,14 +125,14 @@ def test_the_ends_of_the_interval_draw_tokens_that_have_weight(number: float, mo
     logits = torch.full((1, 300), -torch.inf)
     logits[0, [7, 100, 200]] = torch.tensor([1.0, 2.0, 1.5])
     for sampling in (SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(top_k=2), SamplingParams(min_p=0.1)):
-        (drawn,) = sample(logits, [sequence(sampling)])
+        (drawn,) = draw(logits, [sequence(sampling)])
         assert drawn.token_id in (7, 100, 200)
 
 
 def test_greedy_takes_the_first_of_the_largest() -> None:
     logits = logits_of(50)
     logits[[11, 30]] = 99.0
-    (drawn,) = sample(logits[None], [sequence(SamplingParams(temperature=0.0, top_k=3, top_p=0.1, seed=8))])
+    (drawn,) = draw(logits[None], [sequence(SamplingParams(temperature=0.0, top_k=3, top_p=0.1, seed=8))])
     assert drawn.token_id == 11
     assert drawn.logprob == pytest.approx(float(torch.log_softmax(logits, -1)[11]), abs=1e-5)
 
