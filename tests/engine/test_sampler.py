@@ -10,7 +10,7 @@ import torch
 
 import engine.sampler as module
 from engine.request import EngineRequest, SamplingParams
-from engine.sampler import Drawn, sample
+from engine.sampler import FIRST_PASS, Drawn, sample
 from engine.sequence import Sequence, new_sequence
 
 GRID = 1000
