@@ -97,6 +97,7 @@ NB_MODULE(_native, m) {
   m.def(
       "ucx_version",
       [](const std::string& library) {
+        nb::gil_scoped_release released;
         const UcpApi& api = load_ucp(library);
         return std::make_pair(api.version, api.path);
       },
@@ -107,6 +108,7 @@ NB_MODULE(_native, m) {
           "__init__",
           [](UcpWorker* self, const std::string& library, const std::string& name,
              const std::vector<std::pair<std::string, std::string>>& config) {
+            nb::gil_scoped_release released;  // looking at every device takes its time
             new (self) UcpWorker(load_ucp(library), name, config);
           },
           nb::arg("library"), nb::arg("name"), nb::arg("config"))

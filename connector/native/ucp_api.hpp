@@ -48,8 +48,8 @@ struct UcpApi {
   std::string text(ucs_status_t status) const { return ucs_status_string(status); }
 };
 
-// Loads `path` (or a name that the loader finds) once per process; the same path again gives the same library. Throws
-// std::runtime_error when it cannot be loaded, or when another one is loaded already.
+// Loads `path` (or a name that the loader finds) once per process; the same installation again gives the same library.
+// Throws std::runtime_error when it cannot be loaded, or when another one is in the process already, whoever loaded it.
 const UcpApi& load_ucp(const std::string& path);
 
 }  // namespace kvferry

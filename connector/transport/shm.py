@@ -14,6 +14,7 @@ import contextlib
 import mmap
 import os
 import select
+import weakref
 
 import msgspec
 import numpy as np
@@ -97,6 +98,8 @@ class ShmTransport:
     def __init__(self, name: str) -> None:
         self._owner = name
         self._copier = Copier(f"shm-{name}")
+        # Nothing is being copied any more when memory goes, be it that the process ends.
+        weakref.finalize(self, self._copier.close)
         self._regions: list[Memory] = []
         self._peers: dict[int, _Peer] = {}
         self._poller = select.epoll()

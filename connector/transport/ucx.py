@@ -11,6 +11,7 @@ UCX parses addresses and keys without checking them. A digest keeps damaged ones
 from __future__ import annotations
 
 import hashlib
+import weakref
 from typing import Annotated
 
 import msgspec
@@ -69,6 +70,8 @@ class UcxTransport:
             self._worker = UcpWorker(path, f"ucx-{name}", list(CONFIG))
         except RuntimeError as error:
             raise RegistrationError(f"{name}: {error}") from error
+        # Nothing touches memory any more when it goes, be it that the process ends.
+        weakref.finalize(self, self._worker.close, FENCE_TIMEOUT_S)
         self._owner = name
         self._regions: list[Memory] = []
         self._peers: set[int] = set()
