@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from connector import ConnectorError, EngineId, ImportFailed, Pull, SourceRef, new_transfer_id
+from connector import ConnectorError, EngineId, ImportFailed, InvalidTransition, Pull, SourceRef, new_transfer_id
 from decode.config import DecodeConfig
 from decode.landing import Landing
 from decode.peers import Peers, PrefillPeer
@@ -161,6 +161,9 @@ class Request:
         except ImportFailed as error:
             self._core.counters[f"imports_failed_{error.reason}"] += 1
             raise CallRefused(grpc.StatusCode.UNAVAILABLE, f"the pages did not arrive: {error}") from error
+        except InvalidTransition as error:  # a mistake of ours: nothing was posted, and nobody will settle it
+            self._engine.free(table)
+            raise CallRefused(grpc.StatusCode.INTERNAL, f"the pages could not be asked for: {error}") from error
         except BaseException:
             landing.abandon()
             raise

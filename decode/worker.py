@@ -30,6 +30,11 @@ class DecodeWorker:
         """What it is doing, in words."""
         return self._core.phase
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What broke for good while it ran; None while it works."""
+        return self._core.failure
+
     async def start(self) -> WorkerAddress:
         """Load the model, register the pages, answer.
 
