@@ -11,7 +11,7 @@ import asyncio
 import importlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from prefill import PrefillWorker
 
 AnyWorkerConfig: TypeAlias = PrefillConfig | DecodeConfig
+
+FAILURE_POLL_S = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +98,9 @@ class WorkerActor:
             await self._worker.stop(grace_s)
 
     async def watch(self) -> None:
-        """Never returns: the call fails when the process ends."""
-        await asyncio.Event().wait()
+        """Never returns: the call fails when the process ends, or when something in it has failed for good."""
+        with errors_for_the_owner(self._config.name):
+            await until_failure(lambda: None if self._worker is None else self._worker.failure)
 
 
 class GatewayActor:
@@ -153,6 +156,19 @@ def build_worker(config: AnyWorkerConfig) -> PrefillWorker | DecodeWorker:
     return DecodeWorker(config)
 
 
+async def until_failure(failure: Callable[[], BaseException | None]) -> None:
+    """Look until there is one.
+
+    Raises:
+        StartFailed: with the failure.
+    """
+    while True:
+        await asyncio.sleep(FAILURE_POLL_S)
+        if (found := failure()) is not None:
+            break
+    raise StartFailed(f"has failed: {str(found) or type(found).__name__}") from found
+
+
 @contextmanager
 def errors_for_the_owner(name: str) -> Iterator[None]:
     """Log whatever goes wrong, and pass on a message that survives the way to the owner."""
@@ -160,4 +176,4 @@ def errors_for_the_owner(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         logger.exception("%s failed", name)
-        raise StartFailed(f"{name}: {error or type(error).__name__}") from None
+        raise StartFailed(f"{name}: {str(error) or type(error).__name__}") from None

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        print(f"kvferry: unexpected error: {error or type(error).__name__}; {_record()}", file=sys.stderr)
+        print(f"kvferry: unexpected error: {str(error) or type(error).__name__}; {_record()}", file=sys.stderr)
         return FAILED
 
 

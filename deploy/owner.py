@@ -74,7 +74,7 @@ class Owner:
             return error.exit_code, str(error)
         except Exception as error:
             logger.exception("unexpected error")
-            return EXIT_FAILED, f"unexpected error: {error or type(error).__name__}; details in {self._logs}"
+            return EXIT_FAILED, f"unexpected error: {str(error) or type(error).__name__}; details in {self._logs}"
         return EXIT_OK, ""
 
     def _signalled(self, work: asyncio.Task[None]) -> None:

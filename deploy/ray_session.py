@@ -83,7 +83,7 @@ class RaySession:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
             os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
             # Ray would give its workers the lowest priority on the machine, behind whatever else runs there.
-            os.environ["RAY_worker_niceness"] = "0"
+            os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - that is its name
         what = "start a local Ray" if self.local else f"join the Ray cluster at {self._settings.address}"
         try:
             if ":" in self._settings.address:

@@ -134,6 +134,11 @@ class Engine:
         """The page pool's memory, for whoever moves pages."""
         return Memory(address=self._pool.address, length=self._pool.length, fd=self._pool.fd)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine's thread, other than `close`; it takes no requests any more."""
+        return self._failure
+
     def start(self) -> None:
         """Begin to compute."""
         self._thread.start()

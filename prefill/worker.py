@@ -25,6 +25,11 @@ class PrefillWorker:
         """What it is doing, in words."""
         return self._core.phase
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What broke for good while it ran; None while it works."""
+        return self._core.failure
+
     async def start(self) -> WorkerAddress:
         """Load the model, register the pages, answer.
 

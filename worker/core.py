@@ -65,6 +65,12 @@ class WorkerCore:
         assert self._connector is not None
         return self._connector
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What broke for good while it ran: the engine's thread, or the connector. The process has to be replaced."""
+        parts = [part for part in (self._engine, self._connector) if part is not None]
+        return next((part.failure for part in parts if part.failure is not None), None)
+
     async def open(self) -> None:
         """Load the model, allocate and register the pool, take the connector's port, start to compute.
 
