@@ -156,14 +156,14 @@ def build_worker(config: AnyWorkerConfig) -> PrefillWorker | DecodeWorker:
     return DecodeWorker(config)
 
 
-async def until_failure(failure: Callable[[], BaseException | None]) -> None:
-    """Look until there is one.
+async def until_failure(failure: Callable[[], BaseException | None], poll_s: float = FAILURE_POLL_S) -> None:
+    """Look every `poll_s` until there is one.
 
     Raises:
         StartFailed: with the failure.
     """
     while True:
-        await asyncio.sleep(FAILURE_POLL_S)
+        await asyncio.sleep(poll_s)
         if (found := failure()) is not None:
             break
     raise StartFailed(f"has failed: {str(found) or type(found).__name__}") from found

@@ -10,7 +10,7 @@ from prefill import PrefillConfig
 async def test_a_failure_inside_a_worker_ends_the_watch() -> None:
     looks = iter([None, RuntimeError("out of pages")])
     with pytest.raises(StartFailed, match="has failed: out of pages"):
-        await until_failure(lambda: next(looks))
+        await until_failure(lambda: next(looks), poll_s=0)
 
 
 def test_errors_reach_the_owner_as_one_message_and_the_log_in_full(caplog: pytest.LogCaptureFixture) -> None:
