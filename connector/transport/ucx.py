@@ -11,6 +11,7 @@ UCX parses addresses and keys without checking them. A digest keeps damaged ones
 from __future__ import annotations
 
 import hashlib
+import os
 import weakref
 from typing import Annotated
 
@@ -48,6 +49,15 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16).digest()
+
+
+def _missing_tcp() -> str:
+    """What to do when the user's choice of transports is why nobody can be reached."""
+    chosen = os.environ.get("UCX_TLS", "all")
+    named = bool({"all", "tcp"} & set(chosen.removeprefix("^").split(",")))
+    if named != chosen.startswith("^"):
+        return ""
+    return f"; UCX_TLS is {chosen}, add tcp to it: peers whose death is reported cannot be reached without"
 
 
 def _minor(version: str) -> str:
@@ -119,7 +129,7 @@ class UcxTransport:
         try:
             peer = self._worker.connect(described.address, regions)
         except RuntimeError as error:
-            raise UnreachableError(f"the peer cannot be reached over ucx: {error}") from error
+            raise UnreachableError(f"the peer cannot be reached over ucx: {error}{_missing_tcp()}") from error
         self._peers.add(peer)
         return peer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import msgspec
@@ -90,3 +91,25 @@ def test_a_second_library_is_refused(tmp_path: Path) -> None:
         other.write_bytes(loaded.read_bytes())
         with pytest.raises(RegistrationError, match=r"a second one, .*libucp.so.0, cannot share the process with it"):
             UcxTransport("two", str(other))
+
+
+@pytest.mark.parametrize("chosen", ["self,posix", "^tcp"])
+def test_transports_without_tcp_are_named(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    monkeypatch.setenv("UCX_TLS", chosen)
+    advice = rf"UCX_TLS is {re.escape(chosen)}, add tcp to it"
+    with near_end("ucx") as near, pytest.raises(UnreachableError, match=advice):
+        near.transport.connect(near.transport.describe())
+
+
+@pytest.mark.parametrize("chosen", ["self,posix,tcp", "all", "^cma"])
+def test_transports_with_tcp_reach_a_peer(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    monkeypatch.setenv("UCX_TLS", chosen)
+    with near_end("ucx") as near:
+        peer = near.transport.connect(near.transport.describe())
+        assert near.wait([near.post(peer, "read", runs((0, 4096, 4096)))]) == [None]
+
+
+def test_transports_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "pigeon")
+    with pytest.raises(RegistrationError, match=r"one: UCX 1.22.0, initialising: "):
+        UcxTransport("one")
