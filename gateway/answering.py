@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeAlias
 
-from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from gateway.body import read_fields
@@ -24,78 +22,83 @@ from gateway.config import GatewayConfig
 from gateway.disconnect import ClientGone, unless_gone
 from gateway.endpoint import Answer, Asked, Endpoint, Names
 from gateway.errors import ApiError, bad_request
-from gateway.events import DONE, KEEPALIVE, EventStream, with_silences
+from gateway.events import DONE, KEEPALIVE, Reply, with_silences
 from gateway.fields import Fields
 from gateway.generation import Piece, Prompt, generate
+from gateway.in_flight import InFlight
 from gateway.metrics import Metrics
+from gateway.request_id import request_id_of
 from gateway.router import Router
 from gateway.timing import Timing
 from gateway.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+LAST_WORD_S = 5.0
+"""How long a client that takes nothing may keep an error from being told."""
+
+SendChunk: TypeAlias = Callable[[dict[str, Any], list[int]], Awaitable[None]]
 
 
 class Answering:
     """The ASGI application behind one endpoint."""
 
     def __init__(
-        self, endpoint: Endpoint, config: GatewayConfig, tokenizer: Tokenizer, router: Router, metrics: Metrics
+        self,
+        endpoint: Endpoint,
+        config: GatewayConfig,
+        tokenizer: Tokenizer,
+        router: Router,
+        metrics: Metrics,
+        in_flight: InFlight,
     ) -> None:
         self._endpoint = endpoint
         self._config = config
         self._tokenizer = tokenizer
         self._router = router
         self._metrics = metrics
+        self._in_flight = in_flight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        request_id = _request_id(scope)
-        headers = [(b"x-request-id", request_id.encode())]
-        stream = EventStream(send, headers)
+        config = self._config
+        request_id = request_id_of(scope)
+        reply = Reply(send)
         status = 200
         with self._metrics.in_flight.track_inprogress():
             try:
-                fields = await read_fields(scope, receive, self._config.max_body_bytes)
-                response = await unless_gone(receive, self._answer(fields, request_id, stream))
-                if response is not None:
-                    response.raw_headers += headers
-                    await response(scope, receive, send)
+                with self._in_flight.enter() as cut:
+                    fields = await read_fields(scope, receive, config.max_body_bytes, config.request_timeout_s)
+                    work = self._answer(fields, request_id, reply)
+                    await unless_gone(receive, work, config.request_timeout_s, cut)
             except ClientGone:
                 status = 499
                 self._metrics.disconnects.inc()
+                logger.info("request %s: its client has left", request_id)
             except ApiError as error:
                 status = error.status
                 logger.info("request %s: %d %s", request_id, error.status, error)
-                await self._tell(error, stream, headers, scope, receive, send)
+                await self._tell(error, reply, request_id)
             except Exception:
                 status = 500
                 logger.exception("request %s failed", request_id)
                 failure = ApiError(500, "the gateway failed; its log has the details", code="internal_error")
-                await self._tell(failure, stream, headers, scope, receive, send)
+                await self._tell(failure, reply, request_id)
             finally:
                 self._metrics.requests.labels(self._endpoint.path, str(status)).inc()
 
-    async def _tell(
-        self,
-        error: ApiError,
-        stream: EventStream,
-        headers: list[tuple[bytes, bytes]],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        if stream.begun:
-            await stream.event(error.body)
-            await stream.end()
-            return
-        response = JSONResponse(error.body, error.status, headers=error.headers)
-        response.raw_headers += headers
-        await response(scope, receive, send)
+    async def _tell(self, error: ApiError, reply: Reply, request_id: str) -> None:
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                if not reply.begun:
+                    await reply.whole(error.status, error.body, error.headers)
+                elif reply.streaming:
+                    await reply.event(error.body)
+                    await reply.end()
+        except TimeoutError:
+            logger.info("the client of request %s takes no more data", request_id)
 
-    async def _answer(self, fields: Fields, request_id: str, stream: EventStream) -> JSONResponse | None:
-        """A whole answer, or None after a stream."""
+    async def _answer(self, fields: Fields, request_id: str, reply: Reply) -> None:
         timing = Timing(self._metrics)
         asked, prompt = await self._read(fields, request_id)
         self._metrics.prompt_tokens.inc(len(prompt.token_ids))
@@ -104,55 +107,59 @@ class Answering:
             created=int(time.time()),
             model=self._config.model_name,
         )
-        timeout_s = self._config.request_timeout_s
-        pieces = generate(self._router.pick(), prompt, self._tokenizer.vocabulary, timeout_s)
+        pieces = generate(self._router, prompt, self._tokenizer.vocabulary, self._config.request_timeout_s)
         async with aclosing(timing.watching(pieces)) as watched:
             if asked.parameters.stream:
-                await self._stream(asked, prompt, names, watched, stream)
-                return None
-            return await self._whole(asked, prompt, names, watched)
+                await self._stream(asked, prompt, names, watched, reply)
+            else:
+                await reply.whole(200, await self._whole(asked, prompt, names, watched))
 
     async def _read(self, fields: Fields, request_id: str) -> tuple[Asked, Prompt]:
         model = fields.required("model")
+        if not isinstance(model, str):
+            raise fields.wrong("model", "text")
         if model != self._config.model_name:
             raise ApiError(
                 404,
-                f"the model {str(model)[:80]!r} does not exist; this gateway serves {self._config.model_name!r}",
+                f"the model {model[:80]!r} does not exist; this gateway serves {self._config.model_name!r}",
                 param="model",
                 code="model_not_found",
             )
         asked = self._endpoint.read(fields)
-        described = self._router.described
+        prompt_field = self._endpoint.prompt_field
+        vocab_size, max_model_len = self._router.vocab_size, self._router.max_model_len
         token_ids = await asyncio.to_thread(self._endpoint.encode, self._tokenizer, asked.prompt)
         if not token_ids:
-            raise bad_request("the prompt has no tokens; it must have at least one", "prompt")
-        if (largest := max(token_ids)) >= described.vocab_size:
+            raise bad_request("the prompt has no tokens; it must have at least one", prompt_field)
+        if (largest := max(token_ids)) >= vocab_size:
             raise bad_request(
-                f"token {largest} does not exist: the model's vocabulary has {described.vocab_size} tokens", "prompt"
+                f"the prompt has token {largest}; the model's are 0 to {vocab_size - 1}", self._endpoint.prompt_field
             )
         parameters = asked.parameters
         return asked, Prompt(
-            request_id=request_id,
+            # Clients may send one id twice; workers tell requests apart by theirs.
+            request_id=f"{request_id}.{secrets.token_hex(4)}",
             token_ids=token_ids,
-            max_tokens=self._max_tokens(parameters.max_tokens, len(token_ids), described.max_model_len),
+            max_tokens=self._max_tokens(parameters.max_tokens, len(token_ids), max_model_len),
             sampling=parameters.sampling,
             stop_strings=parameters.stop_strings,
             stop_token_ids=parameters.stop_token_ids | self._tokenizer.eos_token_ids,
         )
 
     def _max_tokens(self, asked_for: int | None, prompt_tokens: int, max_model_len: int) -> int:
-        max_tokens = asked_for or self._endpoint.default_max_tokens or max(1, max_model_len - prompt_tokens)
+        left = max(1, max_model_len - prompt_tokens)
+        max_tokens = asked_for or min(self._endpoint.default_max_tokens or left, left)
         if prompt_tokens + max_tokens > max_model_len:
             raise bad_request(
                 f"this model's context has {max_model_len} tokens, but the request asks for "
                 f"{prompt_tokens + max_tokens} ({prompt_tokens} in the prompt, {max_tokens} for the answer); "
                 "shorten either",
-                "messages" if self._endpoint.default_max_tokens is None else "prompt",
+                self._endpoint.prompt_field,
                 "context_length_exceeded",
             )
         return max_tokens
 
-    async def _whole(self, asked: Asked, prompt: Prompt, names: Names, pieces: AsyncIterator[Piece]) -> JSONResponse:
+    async def _whole(self, asked: Asked, prompt: Prompt, names: Names, pieces: AsyncIterator[Piece]) -> dict[str, Any]:
         text: list[str] = []
         token_ids: list[int] = []
         finish_reason = ""
@@ -165,42 +172,44 @@ class Answering:
         if asked.parameters.return_token_ids:
             body["prompt_token_ids"] = prompt.token_ids
             body["choices"][0]["token_ids"] = token_ids
-        return JSONResponse(body)
+        return body
 
     async def _stream(
-        self, asked: Asked, prompt: Prompt, names: Names, pieces: AsyncIterator[Piece], stream: EventStream
+        self, asked: Asked, prompt: Prompt, names: Names, pieces: AsyncIterator[Piece], reply: Reply
     ) -> None:
         endpoint, parameters = self._endpoint, asked.parameters
         opening = endpoint.opening(names)
         output_tokens = 0
+        first = True
 
-        async def send(body: dict[str, Any], token_ids: list[int] | None = None) -> None:
+        async def send(body: dict[str, Any], token_ids: list[int]) -> None:
+            nonlocal first
             if parameters.include_usage:
                 body["usage"] = None
-            if parameters.return_token_ids and token_ids is not None:
+            if parameters.return_token_ids:
                 body["choices"][0]["token_ids"] = token_ids
-            await stream.event(body)
-
-        async def open_once() -> None:
-            while opening:
-                await send(opening.pop(0))
+                if first:
+                    body["prompt_token_ids"] = prompt.token_ids
+            first = False
+            await reply.event(body)
 
         async with aclosing(with_silences(pieces, self._config.status_wait_s, self._config.keepalive_s)) as parts:
             async for piece in parts:
-                await open_once()
+                while opening:
+                    await send(opening.pop(0), [])
                 if piece is None:
-                    await stream.write(KEEPALIVE)
+                    await reply.write(KEEPALIVE)
                     continue
                 output_tokens += len(piece.token_ids)
                 await self._send_piece(names, piece, send)
         if parameters.include_usage:
             body = endpoint.usage_only(names)
             body["usage"] = usage(len(prompt.token_ids), output_tokens)
-            await stream.event(body)
-        await stream.write(DONE)
-        await stream.end()
+            await reply.event(body)
+        await reply.write(DONE)
+        await reply.end()
 
-    async def _send_piece(self, names: Names, piece: Piece, send: Any) -> None:
+    async def _send_piece(self, names: Names, piece: Piece, send: SendChunk) -> None:
         """Its text, its end, or both; a piece whose text is still held back is sent only for its ids."""
         if piece.text or piece.finish_reason is None:
             await send(self._endpoint.delta(names, piece.text), piece.token_ids)
@@ -218,9 +227,3 @@ def usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
         "total_tokens": prompt_tokens + output_tokens,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
-
-
-def _request_id(scope: Scope) -> str:
-    """The client's, if it is harmless, else a new one."""
-    given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
-    return given.decode() if REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"

@@ -21,6 +21,7 @@ class Chat:
 
     path = "/v1/chat/completions"
     id_prefix = "chatcmpl-"
+    prompt_field = "messages"
     default_max_tokens = None
 
     def read(self, fields: Fields) -> Asked:

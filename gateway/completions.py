@@ -19,6 +19,7 @@ class Completions:
 
     path = "/v1/completions"
     id_prefix = "cmpl-"
+    prompt_field = "prompt"
     default_max_tokens = DEFAULT_MAX_TOKENS
 
     def read(self, fields: Fields) -> Asked:

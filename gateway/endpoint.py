@@ -45,6 +45,10 @@ class Endpoint(Protocol):
         """What its answers' ids begin with."""
 
     @property
+    def prompt_field(self) -> str:
+        """The field that its prompt comes from."""
+
+    @property
     def default_max_tokens(self) -> int | None:
         """See the class."""
 

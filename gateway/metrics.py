@@ -51,10 +51,10 @@ class Metrics:
         registry.register(self._workers)
 
     async def render(self, router: Router, timeout_s: float) -> bytes:
-        """The text exposition. A worker that does not answer in time is left out."""
+        """The text exposition. A worker that does not answer in time is down and says nothing else."""
         workers = router.workers
         states = await asyncio.gather(*(worker.status(timeout_s) for worker in workers))
-        self._workers.states = [state for state in states if state is not None]
+        self._workers.states = {worker.name: state for worker, state in zip(workers, states, strict=True)}
         return generate_latest(self._registry)
 
 
@@ -62,19 +62,24 @@ class _Workers(Collector):
     """What the workers said last."""
 
     def __init__(self) -> None:
-        self.states: list[worker_pb2.WorkerStatus] = []
+        self.states: dict[str, worker_pb2.WorkerStatus | None] = {}
 
     def collect(self) -> Iterable[Metric]:
         """See `prometheus_client.registry.Collector`."""
-        for name in GAUGES:
-            gauge = GaugeMetricFamily(f"kvferry_worker_{name}", f"{name} of a worker's status.", labels=["worker"])
-            for state in self.states:
-                gauge.add_metric([state.engine_id.name], getattr(state, name))
+        states = {name: state for name, state in self.states.items() if state is not None}
+        up = GaugeMetricFamily("kvferry_worker_up", "Whether a worker answers.", labels=["worker"])
+        for name in self.states:
+            up.add_metric([name], name in states)
+        yield up
+        for field in GAUGES:
+            gauge = GaugeMetricFamily(f"kvferry_worker_{field}", f"{field} of a worker's status.", labels=["worker"])
+            for name, state in states.items():
+                gauge.add_metric([name], getattr(state, field))
             yield gauge
         counts = CounterMetricFamily(
             "kvferry_worker_events", "A worker's counters, by name.", labels=["worker", "counter"]
         )
-        for state in self.states:
-            for name, value in sorted(state.counters.items()):
-                counts.add_metric([state.engine_id.name, name], value)
+        for name, state in states.items():
+            for counter, value in sorted(state.counters.items()):
+                counts.add_metric([name, counter], value)
         yield counts
