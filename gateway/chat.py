@@ -94,10 +94,8 @@ def _read_message(value: Any, path: str) -> dict[str, str]:
             )
     message = {"role": ROLES[role], "content": _read_content(fields)}
     for name in ("name", "tool_call_id"):
-        if (said := value.get(name)) is not None:
-            if not isinstance(said, str):
-                raise fields.wrong(name, "text")
-            message[name] = said
+        if (text := fields.text(name)) is not None:
+            message[name] = text
     return message
 
 

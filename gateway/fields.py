@@ -65,6 +65,13 @@ class Fields:
             raise self.wrong(name, f"a number from {at_least:g} to {at_most:g}")
         return float(value)
 
+    def text(self, name: str) -> str | None:
+        """Text."""
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(name, "text")
+        return value
+
     def object(self, name: str) -> Fields | None:
         """A nested object."""
         value = self.values.get(name)

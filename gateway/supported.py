@@ -22,8 +22,9 @@ COMMON_FIELDS = frozenset(
     }
 )  # fmt: skip
 
-# Said about the sender, not to the model.
-UNREAD_FIELDS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
+# Said about the sender, not to the model: checked, and not used.
+UNUSED_TEXTS = ("user", "safety_identifier", "prompt_cache_key")
+UNUSED_FIELDS = frozenset({*UNUSED_TEXTS, "metadata"})
 
 # For each field of the API that is not built: its values that change nothing. null is always one of them.
 COMMON_NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
@@ -70,13 +71,13 @@ CHAT_NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
 
 
 def refuse_unsupported(fields: Fields, read: frozenset[str], not_built: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse fields that nobody knows, and requests for what is not built.
+    """Refuse fields that nobody knows, requests for what is not built, and wrong values where nobody else looks.
 
     Raises:
         ApiError: 400, naming the field.
     """
     for name, value in fields.values.items():
-        if name in read or name in UNREAD_FIELDS:
+        if name in read or name in UNUSED_FIELDS:
             continue
         param = fields.param(name)
         if name not in not_built:
@@ -91,6 +92,12 @@ def refuse_unsupported(fields: Fields, read: frozenset[str], not_built: Mapping[
                 param,
                 "unsupported_parameter",
             )
+    for name in UNUSED_TEXTS:
+        fields.text(name)
+    metadata = fields.object("metadata")
+    if metadata is not None:
+        for name in metadata.values:
+            metadata.text(name)
 
 
 def _same(value: object, option: object) -> bool:

@@ -101,6 +101,8 @@ WRONG: dict[str, list[Any]] = {
     "return_token_ids": ["yes", 1],
     "stream_options": ["x", [], {"include_usage": True}],
     "prompt": [[], 5, {"a": 1}, ["a", "b"], [[1], [2]], [1, "a"], [1.5], [-1], [True], [None], [VOCAB_SIZE]],
+    "user": [5, ["me"]],
+    "metadata": ["x", ["a"], {"a": 1}],
     "model": [5, ["tiny"], {}],
 }
 
