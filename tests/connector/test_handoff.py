@@ -44,11 +44,11 @@ WEIGHTS: dict[str, dict[str, float]] = {
         "deliver": 40,
         "compute": 20,
         "read": 20,
-        "succeed": 2,
-        "move": 5,
+        "succeed": 3,
+        "move": 2,
         "admit": 10,
-        "pass_time": 15,
-        "disconnect": 15,
+        "pass_time": 12,
+        "cut_off": 4,
     },
     "deadly": {
         "deliver": 60,
@@ -137,9 +137,16 @@ class Run:
             self.world.step(self._random.choice(over).repeat)
 
     def _pass_time(self) -> None:
-        self.world.pass_time(self._random.choice([0.1, 1.0, 3.0, 6.0]))
+        self.world.pass_time(self._random.choice([0.1, 1.0, 3.0, 6.0]), consumer_looks=self._random.random() < 0.7)
 
     def _disconnect(self) -> None:
+        self.world.disconnect()
+
+    def _cut_off(self) -> None:
+        """For about as long as a lease lasts, nothing comes through."""
+        for _ in range(self._random.randint(3, 8)):
+            self.world.disconnect()
+            self.world.pass_time(6.0, consumer_looks=self._random.random() < 0.7)
         self.world.disconnect()
 
     def _kill_producer(self) -> None:
