@@ -6,7 +6,6 @@ Whatever goes wrong with it is a `WireError` and the end of this connection only
 from __future__ import annotations
 
 import asyncio
-import socket
 
 from connector import wire
 from connector.errors import WireError
@@ -24,9 +23,6 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._last_said = False
-        stream = writer.get_extra_info("socket")
-        if stream is not None and stream.family in (socket.AF_INET, socket.AF_INET6):
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def send(self, frame: Frame, timeout_s: float) -> None:
         """Hand a frame to the peer's socket; waits only while the peer does not read.

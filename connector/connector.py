@@ -301,11 +301,20 @@ class Connector:
                 every.callback(self._running.importer.close)
                 every.callback(self.sources.close)
                 every.push_async_callback(self._running.acceptor.close)
-                every.callback(self._running.ticking.cancel)
-                links = list(self._links.values())
-                self._links.clear()
-                for link in links:
-                    every.push_async_callback(link.close)
+                every.push_async_callback(_cancel, self._running.ticking)
+                every.push_async_callback(self._close_links)
+
+    async def _close_links(self) -> None:
+        links = list(self._links.values())
+        self._links.clear()
+        async with asyncio.TaskGroup() as every:
+            for link in links:
+                every.create_task(link.close())
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 class _Running(msgspec.Struct, frozen=True):

@@ -80,6 +80,7 @@ class Link:
         self._on_gone = on_gone
         self._on_fault = on_fault
         self._task: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._confirmations: dict[str, asyncio.Future[None]] = {}
 
@@ -133,8 +134,14 @@ class Link:
     async def close(self) -> None:
         """Settle what is in flight, release what is wanted, deliver the ACKs if the producer listens, say goodbye.
 
-        Closing twice is harmless.
+        Closing twice is harmless, and a caller that is cancelled does not stop it half-way.
         """
+        if self._closing is None:
+            name = f"closing the link to {self.peer}"
+            self._closing = asyncio.get_running_loop().create_task(self._close(), name=name)
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         self.gone = True
         self._fence("the link was closed")
         for transfer_id in self.ledger.wanted:

@@ -13,7 +13,7 @@ from typing import assert_never
 
 import msgspec
 
-from connector.errors import PlanError
+from connector.errors import InvalidTransition, PlanError
 from connector.identity import EngineId
 from connector.pages import PoolGeometry
 from connector.plan import check_blocks
@@ -54,6 +54,7 @@ class Sources:
         self._clock = clock
         self._table = SourceTable(lease_s, warn_after_s=2 * lease_s)
         self._on_end: dict[str, Callable[[SourceEnd], None]] = {}
+        self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -65,9 +66,11 @@ class Sources:
         `on_end` is called exactly once, on the event loop, possibly from within `fail` or the connector's `close`.
 
         Raises:
-            InvalidTransition: the id is in use or was used before, or the consumer has already given up; `on_end` is
-                then never called.
+            InvalidTransition: the id is in use or was used before, the consumer has already given up, or the connector
+                was closed; `on_end` is then never called.
         """
+        if self._closed:
+            raise InvalidTransition(f"transfer {transfer_id}: the connector of {self._engine_id} was closed")
         self._table.open(transfer_id, consumer, self._clock())
         self._on_end[transfer_id] = on_end
         self._idle.clear()
@@ -144,7 +147,8 @@ class Sources:
         self._carry_out(self._table.reap(self._clock()))
 
     def close(self) -> None:
-        """End everything."""
+        """End everything; nothing can be opened any more."""
+        self._closed = True
         self._carry_out(self._table.close(self._clock()))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:

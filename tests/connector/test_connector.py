@@ -638,6 +638,8 @@ async def test_closing_settles_imports_ends_sources_and_frees_the_port() -> None
         last = Held(pair.prefill, D, new_transfer_id())
         await pair.prefill.connector.close()
         assert [end.outcome for end in last.ends] == ["failed"]
+        with pytest.raises(InvalidTransition, match="was closed"):
+            Held(pair.prefill, D, new_transfer_id())
         with socket.socket() as again:
             again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             again.bind((pair.prefill.endpoint.host, pair.prefill.endpoint.port))
