@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from engine.architectures import GGUF_ARCHITECTURES, SUPPORTED, refusal
+from engine.architectures import GGUF_ARCHITECTURES, SUPPORTED, complete, refusal
 from engine.errors import ModelError
 
 SAMPLES = 64
@@ -74,30 +75,41 @@ def _only_gguf(path: Path) -> Path | None:
 
 
 def _inspect_safetensors(path: Path) -> ModelInfo:
-    config = _read_json(path / "config.json")
-    if not isinstance(config, dict):
+    written = _read_json(path / "config.json")
+    if not isinstance(written, dict):
         raise ModelError(f"{path / 'config.json'} is not a model configuration")
-    reason = refusal(config)
+    try:
+        config = complete(written)
+        reason = refusal(config)
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ModelError(f"{path / 'config.json'} is not a model configuration: {error!r}") from error
     if reason is not None:
         raise ModelError(f"model {path} cannot be served: {reason}")
     weights = _weight_files(path)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"model folder {path} is incomplete: it has no tokenizer ({', '.join(TOKENIZER_FILES)})")
     try:
-        num_heads = int(config["num_attention_heads"])
         return ModelInfo(
             path=path,
             architecture=config["architectures"][0],
-            num_layers=int(config["num_hidden_layers"]),
-            num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // num_heads),
-            vocab_size=int(config["vocab_size"]),
             max_position_embeddings=int(config["max_position_embeddings"]),
             gguf_file=None,
-            fingerprint=_fingerprint(json.dumps(config, sort_keys=True).encode(), weights),
+            fingerprint=_fingerprint(json.dumps(written, sort_keys=True).encode(), weights),
+            **read_sizes(config),
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(f"{path / 'config.json'} lacks or garbles a size: {error!r}") from error
+
+
+def read_sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """What pages and tokens are measured with, of a complete configuration, by its names in `ModelInfo`."""
+    num_heads = int(config["num_attention_heads"])
+    return {
+        "num_layers": int(config["num_hidden_layers"]),
+        "num_kv_heads": int(config.get("num_key_value_heads") or num_heads),
+        "head_dim": int(config.get("head_dim") or int(config["hidden_size"]) // num_heads),
+        "vocab_size": int(config["vocab_size"]),
+    }
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -142,9 +154,11 @@ def _inspect_gguf(path: Path, file: Path) -> ModelInfo:
     from gguf import GGUFReader  # takes a while to import, and most folders need none of it
 
     try:
-        fields = GGUFReader(file).fields
+        reader = GGUFReader(file)
     except Exception as error:
         raise ModelError(f"{file} cannot be read as GGUF: {error}") from error
+
+    fields = reader.fields
 
     def value(name: str) -> Any:
         field = fields.get(name)
@@ -156,6 +170,11 @@ def _inspect_gguf(path: Path, file: Path) -> ModelInfo:
             f"{file} is of GGUF architecture {kind!r}, which cannot be served; supported are "
             f"{', '.join(sorted(GGUF_ARCHITECTURES))} (of {', '.join(SUPPORTED)})"
         )
+    scaled = (value(f"{kind}.rope.scaling.type") or "none") != "none"
+    if scaled or any(tensor.name == "rope_freqs.weight" for tensor in reader.tensors):
+        raise ModelError(f"{file} scales its rotary embedding, which is lost in loading; use a safetensors folder")
+    if value(f"{kind}.expert_count"):
+        raise ModelError(f"{file} is a mixture of experts, which cannot be served")
     try:
         num_heads = int(value(f"{kind}.attention.head_count"))
         return ModelInfo(
@@ -164,7 +183,7 @@ def _inspect_gguf(path: Path, file: Path) -> ModelInfo:
             num_layers=int(value(f"{kind}.block_count")),
             num_kv_heads=int(value(f"{kind}.attention.head_count_kv") or num_heads),
             head_dim=int(value(f"{kind}.attention.key_length") or int(value(f"{kind}.embedding_length")) // num_heads),
-            vocab_size=len(fields["tokenizer.ggml.tokens"].data),
+            vocab_size=int(value(f"{kind}.vocab_size") or len(fields["tokenizer.ggml.tokens"].data)),
             max_position_embeddings=int(value(f"{kind}.context_length")),
             gguf_file=file.name,
             fingerprint=_fingerprint(b"gguf", [file]),

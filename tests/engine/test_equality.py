@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engine.architectures import SUPPORTED
+from engine.architectures import ROPE_TYPES, SUPPORTED
 from tests.engine.driver import running, submit
 from tests.engine.tiny import MODEL_TYPES, Tiny, make_tiny, prompt_of
 
@@ -27,6 +28,30 @@ def test_every_architecture_equals_generate(architecture: str, tmp_path: Path) -
             heard.append(submit(engine, str(number), prompt, 12))
             heard[-1].wait_for(2)  # the next one's prompt arrives while this one is being written
         assert [one.tokens() for one in heard] == expected
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_every_rotary_embedding_equals_generate(rope: dict[str, Any], tmp_path: Path) -> None:
+    assert {"default", "linear", "yarn", "llama3"} == set(ROPE_TYPES)
+    tiny = make_tiny(tmp_path, rope_parameters={"rope_theta": 1e4, **rope})
+    prompts = [prompt_of(length, salt) for salt, length in enumerate((3, 30))]
+    with running(tiny, max_num_batched_tokens=10) as engine:
+        heard = [submit(engine, str(number), prompt, 12) for number, prompt in enumerate(prompts)]
+        assert [one.tokens() for one in heard] == [tiny.greedy(prompt, 12) for prompt in prompts]
 
 
 @pytest.mark.parametrize(("block_size", "budget"), [(1, 3), (4, 8), (4, 9), (16, 16), (16, 64)])

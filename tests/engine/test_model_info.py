@@ -10,9 +10,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from transformers import AutoConfig
 
 from engine import ModelError, inspect_model
-from tests.engine.tiny import SIZES, VOCABULARY, Tiny
+from engine.architectures import SUPPORTED
+from tests.engine.tiny import MODEL_TYPES, SIZES, VOCABULARY, Tiny
 
 
 @pytest.fixture
@@ -59,6 +61,15 @@ def test_missing_folders(tmp_path: Path) -> None:
         ({"quantization_config": "awq"}, "quantised"),
         ({"sliding_window": 128}, "sliding window of 128 tokens"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of types sliding_attention"),
+        ({"layer_types": 3}, "is not a model configuration"),
+        ({"quantization_config": {"quant_method": "gptq"}, "architectures": "LlamaForCausalLM"}, "L is not supported"),
+        (
+            {"rope_parameters": {"rope_type": "longrope"}},
+            "rotary embedding is of type longrope; supported are default, ",
+        ),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rotary embedding is of type dynamic"),
+        ({"rope_parameters": ..., "rope_scaling": {"type": "su"}}, "rotary embedding is of type su"),
+        ({"rope_scaling": [1]}, "rotary embedding is of type"),
         ({"num_hidden_layers": ...}, "lacks or garbles a size: KeyError.*num_hidden_layers"),
         ({"num_attention_heads": "many"}, "lacks or garbles a size"),
         ({"num_attention_heads": 0, "head_dim": None}, "lacks or garbles a size"),
@@ -76,6 +87,25 @@ def test_configurations_that_cannot_be_served(folder: Path, changes: dict[str, A
 def test_a_window_that_is_switched_off_is_fine(folder: Path) -> None:
     configure(folder, sliding_window=128, use_sliding_window=False)
     assert inspect_model(folder).num_layers == 2
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_where_a_configuration_is_silent_the_library_decides(architecture: str, folder: Path) -> None:
+    model_type, special = MODEL_TYPES[architecture]
+    silent = {"num_key_value_heads", "head_dim", "sliding_window", "use_sliding_window", "layer_types"}
+    sizes = {name: size for name, size in {**SIZES, **special}.items() if name not in silent}
+    sizes.update(hidden_size=2048, num_attention_heads=32)
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": model_type, "architectures": [architecture], "rope_theta": 1e4, **sizes})
+    )
+    library = AutoConfig.from_pretrained(folder)
+    if getattr(library, "sliding_window", None) is not None:
+        with pytest.raises(ModelError, match=f"sliding window of {library.sliding_window} tokens"):
+            inspect_model(folder)
+        configure(folder, sliding_window=None)
+    info = inspect_model(folder)
+    assert info.num_kv_heads == library.num_key_value_heads
+    assert info.head_dim == (getattr(library, "head_dim", None) or 2048 // 32)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", b"\xff\xfe"])
@@ -144,7 +174,7 @@ def test_the_fingerprint_tells_models_apart(llama: Tiny, folder: Path) -> None:
     assert inspect_model(folder).fingerprint not in (changed, llama.info.fingerprint)
 
 
-def write_gguf(file: Path, kind: str = "llama", **changes: Any) -> None:
+def write_gguf(file: Path, kind: str = "llama", tensor: str = "token_embd.weight", **changes: Any) -> None:
     """A GGUF file with a llama's sizes and no weights to speak of."""
     writer = gguf.GGUFWriter(file, kind)
     sizes = {
@@ -156,10 +186,12 @@ def write_gguf(file: Path, kind: str = "llama", **changes: Any) -> None:
         **changes,
     }
     for name, value in sizes.items():
-        if value is not None:
+        if isinstance(value, str):
+            writer.add_string(f"{kind}.{name}", value)
+        elif value is not None:
             writer.add_uint32(f"{kind}.{name}", value)
     writer.add_token_list([f"t{number}" for number in range(VOCABULARY)])
-    writer.add_tensor("token_embd.weight", np.zeros((4, 8), dtype=np.float32))
+    writer.add_tensor(tensor, np.zeros((4, 8), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -178,6 +210,15 @@ def test_gguf(tmp_path: Path) -> None:
 def test_gguf_that_cannot_be_served(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", "mamba")
     with pytest.raises(ModelError, match="GGUF architecture 'mamba', which cannot be served; supported are llama"):
+        inspect_model(tmp_path)
+    write_gguf(tmp_path / "model.gguf", **{"rope.scaling.type": "yarn"})
+    with pytest.raises(ModelError, match="scales its rotary embedding, which is lost in loading; use a safetensors"):
+        inspect_model(tmp_path)
+    write_gguf(tmp_path / "model.gguf", tensor="rope_freqs.weight")
+    with pytest.raises(ModelError, match="scales its rotary embedding"):
+        inspect_model(tmp_path)
+    write_gguf(tmp_path / "model.gguf", expert_count=8)
+    with pytest.raises(ModelError, match="mixture of experts"):
         inspect_model(tmp_path)
     write_gguf(tmp_path / "model.gguf", block_count=None)
     with pytest.raises(ModelError, match="lacks or garbles a size"):

@@ -64,10 +64,13 @@ class Tiny:
         return logits
 
 
-def make_tiny(path: Path, architecture: str = "LlamaForCausalLM", dtype: torch.dtype = torch.float32) -> Tiny:
-    """Write a model of `architecture` to `path`; its weights depend on the architecture's name only."""
+def make_tiny(
+    path: Path, architecture: str = "LlamaForCausalLM", dtype: torch.dtype = torch.float32, **changes: Any
+) -> Tiny:
+    """Write a model of `architecture` to `path`; its weights depend on the architecture's name only. `changes` go into
+    its configuration."""
     model_type, special = MODEL_TYPES[architecture]
-    config = AutoConfig.for_model(model_type, **{**SIZES, **special})
+    config = AutoConfig.for_model(model_type, **{**SIZES, **special, **changes})
     torch.manual_seed(sum(architecture.encode()))
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
     with torch.no_grad():
