@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from engine.loading import load_model
 from engine.prepack import PackedLinear, can_prepack, prepack
 from tests.engine.tiny import make_tiny
 
@@ -36,6 +39,14 @@ def test_every_linear_layer_of_a_model_is_replaced(tmp_path_factory: pytest.Temp
     packed = model(input_ids=torch.tensor([[1, 2, 3]])).logits
     torch.testing.assert_close(packed, expected, rtol=5e-2, atol=5e-2 * float(expected.abs().max()))
     assert prepack(model) == 0
+
+
+@needs_bf16
+def test_nothing_of_the_file_stays_mapped(tmp_path: Path) -> None:
+    tiny = make_tiny(tmp_path, "LlamaForCausalLM", torch.bfloat16)
+    model = load_model(tiny.info, torch.bfloat16)
+    prepack(model)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 def test_float32_stays_plain() -> None:
