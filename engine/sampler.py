@@ -3,8 +3,9 @@
 A drawn token is the inverse of the row's cumulative distribution at one uniform number, which `engine.draws` derives
 from (seed, position). Every filter keeps a prefix of the tokens in order of falling probability: `top_k` the first k,
 `top_p` the shortest prefix that holds this share of what `top_k` left, `min_p` those with at least this fraction of the
-first one's probability. So filtered rows look only at their `FIRST_PASS` likeliest tokens; where those do not settle
-the row, all of them are sorted. Sorting 49k tokens for 16 rows costs 76 to 104 ms, the first pass 7.
+first one's probability. So filtered rows look only at their likeliest tokens, at more of them where those do not settle
+the row, and sort all at last: for 16 rows of 49k tokens the `WIDTHS` cost 2 and 9 ms, sorting 40. At temperature 1 and
+`top_p` 0.95, 256 tokens settle four rows in five of a small chat model, 4,096 all but a few in a thousand.
 
 A row's result depends on nothing else in the batch.
 """
@@ -22,7 +23,10 @@ from engine.penalties import apply_penalties
 from engine.request import SamplingParams
 from engine.sequence import Sequence
 
-FIRST_PASS = 256
+WIDTHS = (256, 4096)
+
+COLDEST = 1e-6
+"""Below, nothing changes any more, and logits would overflow."""
 
 
 class Drawn(msgspec.Struct, frozen=True):
@@ -52,7 +56,9 @@ def sample(logits: torch.Tensor, sequences: Many[Sequence]) -> list[Drawn | None
             np.array([params[row].seed for row in random], dtype=np.uint64),
             np.array([len(sequences[row].tokens) for row in random], dtype=np.uint64),
         )
-        temperature = torch.tensor([params[row].temperature for row in random], dtype=torch.float32)[:, None]
+        temperature = torch.tensor([params[row].temperature for row in random], dtype=torch.float32).clamp(min=COLDEST)[
+            :, None
+        ]
         drawn[random] = _draw(changed[random] / temperature, [params[row] for row in random], torch.from_numpy(numbers))
     logprobs = logits.gather(1, drawn[:, None])[:, 0] - normalizer
     rows = zip(drawn.tolist(), logprobs.tolist(), usable.tolist(), strict=True)
@@ -65,14 +71,12 @@ def _draw(scaled: torch.Tensor, params: Many[SamplingParams], numbers: torch.Ten
     if plain:
         probabilities = torch.softmax(scaled[plain], dim=-1)
         tokens[plain] = _invert(probabilities, numbers[plain])
-    filtered = [row for row, one in enumerate(params) if _filters(one)]
-    if filtered:
-        settled, drawn = _draw_filtered(scaled[filtered], [params[row] for row in filtered], numbers[filtered])
-        tokens[filtered] = drawn
-        rest = [row for row, done in zip(filtered, settled.tolist(), strict=True) if not done]
-        if rest:
-            vocabulary = scaled.shape[-1]
-            _, tokens[rest] = _draw_filtered(scaled[rest], [params[row] for row in rest], numbers[rest], vocabulary)
+    rest = [row for row, one in enumerate(params) if _filters(one)]
+    for width in (*WIDTHS, scaled.shape[-1]):
+        if not rest:
+            break
+        settled, tokens[rest] = _draw_filtered(scaled[rest], [params[row] for row in rest], numbers[rest], width)
+        rest = [row for row, done in zip(rest, settled.tolist(), strict=True) if not done]
     return tokens
 
 
@@ -81,7 +85,7 @@ def _filters(sampling: SamplingParams) -> bool:
 
 
 def _draw_filtered(
-    scaled: torch.Tensor, params: Many[SamplingParams], numbers: torch.Tensor, width: int = FIRST_PASS
+    scaled: torch.Tensor, params: Many[SamplingParams], numbers: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Whether the `width` likeliest tokens settle each row, and the token drawn if they do."""
     vocabulary = scaled.shape[-1]

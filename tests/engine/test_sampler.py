@@ -10,7 +10,7 @@ import torch
 
 import engine.sampler as module
 from engine.request import EngineRequest, SamplingParams
-from engine.sampler import FIRST_PASS, Drawn, sample
+from engine.sampler import COLDEST, WIDTHS, Drawn, sample
 from engine.sequence import Sequence, new_sequence
 
 GRID = 1000
@@ -113,10 +113,34 @@ def _changed(sampling: SamplingParams) -> list[tuple[str, float]]:
 def test_rows_that_the_first_pass_does_not_settle(sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = logits_of(700, spread=0.2)  # so flat that 256 tokens hold about half of it
     expected = expected_distribution(logits, sampling)
-    assert np.count_nonzero(expected) > FIRST_PASS
+    assert np.count_nonzero(expected) > WIDTHS[0]
     drawn = drawn_distribution(logits, sampling, monkeypatch)
     assert set(drawn.nonzero()[0]) <= set(expected.nonzero()[0])
     assert abs(drawn - expected).max() <= 1.5 / GRID
+
+
+@pytest.mark.parametrize("widths", [(), (16,), (16, 64), (16, 64, 650), (1000,)])
+def test_it_does_not_matter_how_many_tokens_are_looked_at_first(
+    widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = [
+        SamplingParams(seed=seed, temperature=temperature, top_p=top_p)
+        for seed in range(8)
+        for temperature in (0.3, 1.0, 3.0)
+        for top_p in (0.5, 0.99)
+    ]
+    logits = torch.stack([logits_of(700, seed=number) for number in range(len(kinds))])
+    rows = [sequence(kind) for kind in kinds]
+    expected = sample(logits, rows)
+    monkeypatch.setattr(module, "WIDTHS", widths)
+    assert sample(logits, rows) == expected
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, COLDEST])
+def test_the_coldest_draws_are_greedy(temperature: float) -> None:
+    logits = logits_of(700)[None] * 20
+    for sampling in (SamplingParams(temperature=temperature), SamplingParams(temperature=temperature, top_p=0.9)):
+        assert sample(logits, [sequence(sampling)]) == sample(logits, [sequence(SamplingParams(temperature=0.0))])
 
 
 @pytest.mark.parametrize("number", [0.0, float(np.nextafter(1.0, 0.0))])
