@@ -8,12 +8,15 @@ neighbours merge into longer runs when they are transferred.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
 import msgspec
 
 from engine.errors import BlockError
+
+logger = logging.getLogger(__name__)
 
 
 class BlockTable(msgspec.Struct, eq=False):
@@ -33,6 +36,8 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._owners: dict[int, BlockTable] = {}
         self._lock = threading.Lock()
+        self.frees = 0
+        """How many times blocks have come back."""
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -87,11 +92,19 @@ class BlockPool:
                         f"{table.owner} frees block {block}, which belongs to {owner.owner if owner else 'nobody'}"
                     )
             table.freed = True
+            self.frees += 1
             for block in reversed(table.block_ids):
                 del self._owners[block]
                 self._free.append(block)
+        self.tell_listeners()
+
+    def tell_listeners(self) -> None:
+        """Call everyone that `on_freed` was given. One that raises harms nobody else."""
         for listener in self._listeners:
-            listener()
+            try:
+                listener()
+            except Exception:
+                logger.exception("a listener to freed blocks failed")
 
     def validate(self) -> None:
         """Check that every block is free or has one owner, and that owners agree. For tests.

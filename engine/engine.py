@@ -8,6 +8,7 @@ aborted during a step are freed after it: until then the step may still write th
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -17,10 +18,11 @@ import msgspec
 import torch
 
 from connector.pages import GroupSpec, PoolGeometry
+from engine.admission import check_request
 from engine.batch import build_batch
 from engine.blocks import BlockPool, BlockTable
 from engine.config import EngineConfig
-from engine.errors import EngineClosed, EngineError, RequestTooLong
+from engine.errors import EngineClosed, EngineError
 from engine.loading import load_model
 from engine.model_info import ModelInfo
 from engine.pool import PagePool
@@ -30,6 +32,7 @@ from engine.runner import forward
 from engine.sampler import Drawn, sample
 from engine.scheduler import Scheduled, Scheduler
 from engine.sequence import Sequence, new_sequence
+from engine.threads import concerns
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +99,8 @@ class Engine:
         )
         self.num_blocks = self._pool.num_blocks
         self.max_model_len = _max_model_len(info, config, self.num_blocks)
+        for concern in concerns(config.compute_threads, len(os.sched_getaffinity(0)), os.environ):
+            logger.warning("%s", concern)
         torch.set_num_threads(config.compute_threads)
         progress("loading the model")
         try:
@@ -169,7 +174,12 @@ class Engine:
             EngineError: a request of this id is in flight, or the request contradicts itself.
         """
         try:
-            self._refuse_impossible(request)
+            check_request(
+                request,
+                vocab_size=self._vocab_size,
+                max_model_len=self.max_model_len,
+                block_size=self._config.block_size,
+            )
             with self._changed:
                 if self._closing or self._failure is not None:
                     raise EngineClosed(f"the engine takes no requests: {self._failure or 'it is closing'}")
@@ -196,9 +206,7 @@ class Engine:
     def reserve(self, owner: str, num_tokens: int) -> BlockTable | None:
         """Blocks for the pages of `num_tokens` tokens that will come from elsewhere; None when there are none now."""
         with self._changed:
-            if not self._scheduler.may_reserve:
-                return None
-            return self._blocks.allocate(owner, num_tokens)
+            return self._scheduler.reserve(owner, num_tokens)
 
     def free(self, table: BlockTable) -> None:
         """Give back a table that was reserved or retained. Freeing it twice is harmless."""
@@ -207,7 +215,8 @@ class Engine:
             self._changed.notify_all()
 
     def on_blocks_freed(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called, on any thread, each time blocks have come back. It must not block."""
+        """Have `listener` called, on any thread, each time a refused reservation may succeed: blocks have come back, or
+        those who stood before it have theirs. It must not block."""
         self._blocks.on_freed(listener)
 
     def stats(self) -> EngineStats:
@@ -224,37 +233,11 @@ class Engine:
                 preemptions=self._scheduler.preemptions,
             )
 
-    def _refuse_impossible(self, request: EngineRequest) -> None:
-        prompt, drawn = len(request.prompt_token_ids), len(request.output_token_ids)
-        if prompt == 0 or request.max_tokens <= drawn:
-            raise EngineError(
-                f"request {request.request_id!r} has {prompt} prompt tokens and {drawn} of at most "
-                f"{request.max_tokens} output tokens; there is nothing to draw"
-            )
-        if prompt + request.max_tokens > self.max_model_len:
-            raise RequestTooLong(prompt, request.max_tokens, self.max_model_len)
-        # Nothing may reach a step that makes it fail: other requests would fail with it.
-        for tokens in (request.prompt_token_ids, request.output_token_ids):
-            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
-                raise EngineError(
-                    f"request {request.request_id!r} has tokens from {min(tokens)} to {max(tokens)}; the model's are 0 "
-                    f"to {self._vocab_size - 1}"
-                )
-        if not 0 <= request.sampling.seed < 1 << 64:
-            raise EngineError(f"request {request.request_id!r} has seed {request.sampling.seed}; a seed has 64 bits")
-        held = 0 if request.table is None else len(request.table.block_ids) * self._config.block_size
-        if not 0 <= request.computed_tokens <= min(held, prompt + drawn - 1):
-            raise EngineError(
-                f"request {request.request_id!r} claims {request.computed_tokens} computed tokens; its blocks hold "
-                f"{held}, and one of its {prompt + drawn} tokens has to be computed here"
-            )
-
     def _run(self) -> None:
         torch.set_num_threads(self._config.compute_threads)
         try:
             while (step := self._next_step()) is not None:
-                if step:
-                    self._compute(step)
+                self._compute(step)
         except BaseException as error:
             logger.critical("the engine's thread has died", exc_info=error)
             with self._changed:
@@ -264,11 +247,13 @@ class Engine:
         self._fail_all(CLOSING)
 
     def _next_step(self) -> list[Scheduled] | None:
-        """Wait for something to compute. None when the engine is closing, [] when only the state has changed."""
+        """Wait for something to compute. None when the engine is closing."""
         with self._changed:
             while not self._closing:
                 self._forget_aborted()
                 step = self._scheduler.schedule()
+                if self._scheduler.take_turn_of_claims():
+                    self._blocks.tell_listeners()
                 if step:
                     return step
                 self._changed.wait()

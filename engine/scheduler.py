@@ -2,15 +2,17 @@
 
 Continuous batching with chunked prefill under one budget of tokens per step. Sequences that only need one token go
 first, so that a long prompt never holds up answers that are being written; prompts share what is left, oldest first.
+The oldest sequence always gets a token, however small the budget is.
 
 A sequence that brings its blocks (its pages came from elsewhere) is admitted before those that wait for blocks. When
 blocks run out, the youngest running sequence is preempted: it loses its blocks and is computed again later, from its
 prompt and the tokens drawn so far. The oldest running sequence can always take the others' blocks, and no request is
 accepted that the whole pool could not hold, so that something always finishes.
 
-Blocks are also reserved by others, for pages to come. While a sequence waits for blocks they get none
-(`may_reserve`), or a steady stream of them could starve it. Nor can it starve them: what it waits for is freed by
-sequences that finish, and then it runs.
+Blocks are also reserved by others, for pages to come, and neither side may starve the other: they get blocks in the
+order in which they asked. A reservation that is refused leaves a `Claim`, which keeps its place. But who made it is not
+bound to come back, so a claim holds nobody up when nothing runs, and is forgotten when blocks have come back and
+nobody has asked again within `PATIENCE` steps.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections import deque
 
 import msgspec
 
-from engine.blocks import BlockPool
+from engine.blocks import BlockPool, BlockTable
 from engine.sequence import Sequence
 
 
@@ -30,8 +32,20 @@ class Scheduled(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
+PATIENCE = 20
+"""In steps, which take milliseconds; who is told of free blocks and wants them asks at once."""
+
+
+class Claim(msgspec.Struct, eq=False):
+    """A reservation that was refused, and its place among those who wait for blocks."""
+
+    arrival: int
+    frees_seen: int
+    steps_left: int = PATIENCE
+
+
 class Scheduler:
-    """See the module. Used by one thread."""
+    """See the module. Used by one thread at a time."""
 
     def __init__(self, blocks: BlockPool, *, max_num_batched_tokens: int, max_num_seqs: int) -> None:
         self._blocks = blocks
@@ -39,7 +53,10 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._running: list[Sequence] = []  # oldest first
         self._loaded: deque[Sequence] = deque()
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: deque[Sequence] = deque()  # by arrival
+        self._claims: dict[str, Claim] = {}
+        self._arrivals = 0
+        self._told_to_wait = False
         self.preemptions = 0
 
     @property
@@ -52,13 +69,32 @@ class Scheduler:
         """Sequences that are not being computed yet, or not any more."""
         return len(self._waiting) + len(self._loaded)
 
-    @property
-    def may_reserve(self) -> bool:
-        """Whether blocks may be taken for pages to come: not while a sequence waits for blocks."""
-        return not self._waiting
+    def reserve(self, owner: str, num_tokens: int) -> BlockTable | None:
+        """Blocks for pages to come. None when there are not enough, or a sequence that waits for blocks came first;
+        asking again under the same name keeps the place in the line."""
+        claim = self._claims.get(owner)
+        claim = Claim(self._arrive() if claim is None else claim.arrival, self._blocks.frees)
+        if self._stands_before(claim):
+            self._told_to_wait = True
+            table = None
+        else:
+            table = self._blocks.allocate(owner, num_tokens)
+        if table is None:
+            self._claims[owner] = claim
+        else:
+            self._claims.pop(owner, None)
+        return table
+
+    def take_turn_of_claims(self) -> bool:
+        """Whether a reservation that had to stand behind a sequence may be asked for again. True once."""
+        if not self._told_to_wait or all(self._stands_before(claim) for claim in self._claims.values()):
+            return False
+        self._told_to_wait = False
+        return True
 
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence in."""
+        sequence.arrival = self._arrive()
         (self._waiting if sequence.table is None else self._loaded).append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -75,6 +111,7 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """The next step; every sequence in it has the blocks for its tokens. Empty when nothing can be computed until
         blocks or sequences come from outside."""
+        self._forget_old_claims()
         while True:
             preemptions = self.preemptions
             self._admit()
@@ -86,10 +123,14 @@ class Scheduler:
     def _divide_budget(self) -> list[Scheduled]:
         budget = self._budget
         step: list[Scheduled] = []
+        oldest = self._running[0] if self._running else None
+        kept = 1  # of the budget, for the oldest
         for sequence in sorted(self._running, key=lambda one: one.remaining > 1):  # stable: oldest first within each
-            if budget == 0:
-                break
-            num_tokens = min(sequence.remaining, budget)
+            if sequence is oldest:
+                kept = 0
+            num_tokens = min(sequence.remaining, budget - kept)
+            if num_tokens < 1:
+                continue
             if sequence.table is None or not self._make_room(sequence, num_tokens, step):
                 continue  # preempted in this very step
             step.append(Scheduled(sequence, num_tokens))
@@ -101,6 +142,8 @@ class Scheduler:
             self._running.append(self._loaded.popleft())
         while self._waiting and len(self._running) < self._max_num_seqs:
             sequence = self._waiting[0]
+            if self._running and any(claim.arrival < sequence.arrival for claim in self._claims.values()):
+                return
             table = self._blocks.allocate(sequence.request.request_id, len(sequence.tokens))
             if table is None:
                 return
@@ -124,5 +167,21 @@ class Scheduler:
         self._blocks.free(sequence.table)
         sequence.table = None
         sequence.computed = 0
+        sequence.arrival = 0  # before all others
         self._waiting.appendleft(sequence)
         self.preemptions += 1
+
+    def _arrive(self) -> int:
+        self._arrivals += 1
+        return self._arrivals
+
+    def _stands_before(self, claim: Claim) -> bool:
+        return bool(self._waiting) and self._waiting[0].arrival < claim.arrival
+
+    def _forget_old_claims(self) -> None:
+        for owner, claim in list(self._claims.items()):
+            if claim.frees_seen == self._blocks.frees or self._stands_before(claim):
+                continue  # there was no reason to ask again
+            claim.steps_left -= 1
+            if claim.steps_left == 0:
+                del self._claims[owner]

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Sequence(msgspec.Struct, eq=False):
     """`tokens` is prompt plus output; the KV of the first `computed` of them lies in the blocks of `table`.
 
-    A token can be drawn when all of them are computed. A sequence without a table has no KV anywhere.
+    A token can be drawn when all of them are computed. A sequence without a table has no KV anywhere. `arrival` is its
+    place among those who wait for blocks.
     """
 
     request: EngineRequest
@@ -24,6 +25,7 @@ class Sequence(msgspec.Struct, eq=False):
     num_prompt: int
     table: BlockTable | None
     computed: int
+    arrival: int = 0
     prompt_tokens_computed: int = 0
     counts: TokenCounts | None = None
     aborted: bool = False

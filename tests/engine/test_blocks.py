@@ -53,6 +53,22 @@ def test_freeing_twice_is_harmless_and_told_once() -> None:
     pool.validate()
 
 
+def test_a_listener_that_raises_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    pool = BlockPool(4, 2)
+    told: list[int] = []
+
+    def careless() -> None:
+        raise RuntimeError("no loop any more")
+
+    pool.on_freed(careless)
+    pool.on_freed(lambda: told.append(pool.num_free))
+    table = pool.allocate("a", 5)
+    assert table is not None
+    pool.free(table)
+    assert told == [4]
+    assert "no loop any more" in caplog.text
+
+
 @pytest.mark.parametrize("blocks", [[0], [0, 3], [3]])
 def test_foreign_blocks_are_not_freed(blocks: list[int]) -> None:
     pool = BlockPool(4, 2)

@@ -85,8 +85,6 @@ def test_retained_blocks_are_the_callers(llama: Tiny) -> None:
         ({"prompt": [1, VOCABULARY]}, EngineError),
         ({"prompt": [1, -1]}, EngineError),
         ({"max_tokens": 5, "output_token_ids": [VOCABULARY]}, EngineError),
-        ({"sampling": SamplingParams(seed=-1)}, EngineError),
-        ({"sampling": SamplingParams(seed=2**64)}, EngineError),
         ({"computed_tokens": 1}, EngineError),
     ],
 )
@@ -106,6 +104,23 @@ def test_a_refused_request_gives_its_blocks_back_to_who_waits_for_them(llama: Ti
             submit(engine, "bad", [1] * 14, 2, table=table, computed_tokens=17)
         assert table.freed
         assert waiting.tokens() == llama.greedy([1, 2, 3], 2)
+
+
+def test_a_reservation_is_told_when_the_one_before_it_gives_up(llama: Tiny) -> None:
+    with running(llama, num_blocks=4) as engine:
+        held = engine.reserve("held", 8)
+        assert held is not None
+        told = threading.Event()
+        engine.on_blocks_freed(told.set)
+        submit(engine, "waiting", [1] * 12, 2)
+        assert engine.reserve("pages", 4) is None
+        assert not told.is_set()
+        engine.abort("waiting")
+        assert told.wait(PATIENCE_S)  # though no block has come back
+        table = engine.reserve("pages", 4)
+        assert table is not None
+        engine.free(table)
+        engine.free(held)
 
 
 def test_an_id_is_used_once_at_a_time(llama: Tiny) -> None:

@@ -6,7 +6,7 @@ import random
 
 from engine.blocks import BlockPool
 from engine.request import EngineRequest, SamplingParams
-from engine.scheduler import Scheduled, Scheduler
+from engine.scheduler import PATIENCE, Scheduled, Scheduler
 from engine.sequence import Sequence, new_sequence
 
 
@@ -131,16 +131,82 @@ def test_when_all_have_lost_their_blocks_others_are_let_in() -> None:
     assert steps.step() == [("moved", 1)]
 
 
+def test_the_oldest_gets_a_token_of_every_step() -> None:
+    steps = Steps(budget=2)
+    steps.add("long", 6, max_tokens=1)
+    steps.step()
+    for name in "abc":
+        steps.add(name, 3, max_tokens=9, loaded=2)
+    # One token is left of each budget, and the three others would take it for ever.
+    assert [steps.step() for _ in range(3)] == [[("a", 1), ("long", 1)]] * 3
+    assert steps.step() == [("long", 1), ("a", 1)]
+    assert steps.finished == ["long"]
+
+
 def test_blocks_are_not_reserved_past_who_waits_for_them() -> None:
     steps = Steps(num_blocks=4)
     steps.add("a", 12)
     steps.step()
-    assert steps.scheduler.may_reserve
     waiting = steps.add("b", 8)
     steps.step()
-    assert not steps.scheduler.may_reserve
+    assert steps.scheduler.reserve("pages", 4) is None
+    assert not steps.scheduler.take_turn_of_claims()
     steps.scheduler.remove(waiting)
-    assert steps.scheduler.may_reserve
+    assert steps.scheduler.take_turn_of_claims()
+    assert not steps.scheduler.take_turn_of_claims()
+    assert steps.scheduler.reserve("pages", 4) is not None
+
+
+def test_a_reservation_behind_one_that_waits_has_its_turn_when_that_is_let_in() -> None:
+    steps = Steps(num_blocks=4)
+    steps.add("waiting", 4, max_tokens=1)
+    assert steps.scheduler.reserve("pages", 4) is None  # the step that lets it in has not come
+    steps.step()
+    assert steps.scheduler.take_turn_of_claims()
+    assert steps.scheduler.reserve("pages", 4) is not None
+
+
+def test_sequences_that_come_later_do_not_starve_a_reservation() -> None:
+    steps = Steps(num_blocks=4)
+    steps.add("0", 8, max_tokens=4)
+    steps.step()
+    names = iter(range(1, 1000))
+    for _ in range(100):
+        steps.add(str(next(names)), 4, max_tokens=4)  # a block each, while the reservation needs all four
+        steps.step()
+        table = steps.scheduler.reserve("pages", 16)
+        if table is not None:
+            break
+    else:
+        raise AssertionError("never")
+    assert len(table.block_ids) == 4
+    assert steps.step() == []
+    steps.blocks.free(table)
+    assert steps.step() == [("2", 4), ("3", 4)]  # 1 was let in before the reservation was asked for
+
+
+def test_a_claim_that_nobody_comes_back_for_is_forgotten() -> None:
+    steps = Steps(num_blocks=1000)
+    steps.add("long", 2, max_tokens=4000)
+    steps.step()
+    assert steps.scheduler.reserve("gone", 4000) is None
+    steps.add("late", 1, max_tokens=1)
+    for _ in range(3 * PATIENCE):
+        assert steps.step() == [("long", 1)]  # nothing has come back, so there was no reason to ask again
+    other = steps.blocks.allocate("other", 1)
+    assert other is not None
+    steps.blocks.free(other)
+    assert [steps.step() for _ in range(PATIENCE - 1)] == [[("long", 1)]] * (PATIENCE - 1)
+    assert steps.step() == [("long", 1), ("late", 1)]
+
+
+def test_a_claim_holds_nobody_up_when_nothing_runs() -> None:
+    steps = Steps(num_blocks=4)
+    held = steps.blocks.allocate("held", 12)
+    assert held is not None
+    assert steps.scheduler.reserve("pages", 8) is None
+    steps.add("small", 4)
+    assert steps.step() == [("small", 4)]
 
 
 def test_those_that_bring_their_blocks_are_admitted_before_those_that_wait() -> None:
@@ -159,7 +225,7 @@ def test_everything_finishes_in_a_pool_that_is_far_too_small() -> None:
         for turn in range(3000):
             if turn < 300 and chance.random() < 0.2:
                 prompt, output = chance.randrange(1, 25), chance.randrange(1, 24)
-                loaded = prompt - 1 if chance.random() < 0.4 and steps.scheduler.may_reserve else None
+                loaded = prompt - 1 if chance.random() < 0.4 else None
                 if loaded is not None and steps.blocks.blocks_for(loaded) > steps.blocks.num_free:
                     loaded = None
                 names.append(str(turn))
