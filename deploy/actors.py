@@ -132,8 +132,9 @@ class GatewayActor:
             await self._gateway.stop(grace_s)
 
     async def watch(self) -> None:
-        """Never returns: the call fails when the process ends."""
-        await asyncio.Event().wait()
+        """Never returns: the call fails when the process ends, or when the server in it has failed for good."""
+        with errors_for_the_owner(self._spec.name):
+            await until_failure(lambda: None if self._gateway is None else self._gateway.failure)
 
 
 def on_this_node(config: AnyWorkerConfig) -> AnyWorkerConfig:

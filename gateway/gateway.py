@@ -50,7 +50,10 @@ class _Server(uvicorn.Server):
 
 
 class Gateway:
-    """`start` once, `set_decode_workers` whenever the pool changes, `stop` once."""
+    """`start` once, `set_decode_workers` whenever the pool changes, `stop` once.
+
+    `failure` is what broke for good while it ran: the process has to be replaced then.
+    """
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
@@ -60,6 +63,7 @@ class Gateway:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
+        self.failure: BaseException | None = None
 
     async def start(self) -> str:
         """Take the port, load the tokenizer, answer. Returns the URL.
@@ -111,6 +115,7 @@ class Gateway:
 
     def _ended(self, serving: asyncio.Task[None]) -> None:
         if not serving.cancelled() and (error := serving.exception()) is not None:
+            self.failure = error
             logger.critical("the HTTP server has failed; nothing is served any more", exc_info=error)
 
     async def set_decode_workers(self, workers: Sequence[WorkerAddress]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import uvicorn
 
 from gateway import Gateway, GatewayConfig, ListenError, TokenizerError
 from tests.gateway.conftest import DEADLINE_S, running, until, until_ready
@@ -158,6 +159,23 @@ async def test_stopping_twice_or_before_starting_is_harmless(folder: Path) -> No
     gateway = Gateway(config(folder))
     await gateway.start()
     await gateway.stop(0)
+    await gateway.stop(0)
+
+
+async def test_a_server_that_fails_is_known_to_the_owner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = asyncio.Event()
+
+    async def main_loop(server: uvicorn.Server) -> None:
+        await broken.wait()
+        raise RuntimeError("out of descriptors")
+
+    monkeypatch.setattr(uvicorn.Server, "main_loop", main_loop)
+    gateway = Gateway(config(folder))
+    await gateway.start()
+    assert gateway.failure is None
+    broken.set()
+    await until(lambda: gateway.failure is not None)
+    assert "out of descriptors" in str(gateway.failure)
     await gateway.stop(0)
 
 
