@@ -80,6 +80,11 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
     return run
 
 
+def now() -> float:
+    """Virtual seconds."""
+    return asyncio.get_running_loop().time()
+
+
 async def until(condition: Callable[[], bool], within_s: float = 1000.0) -> None:
     """Let virtual time pass until `condition` holds; `AssertionError` when it does not `within_s` virtual seconds."""
     loop = asyncio.get_running_loop()

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from connector import (
     Connector,
     ConnectorConfig,
     Endpoint,
     EngineId,
     Imported,
+    ImportFailed,
     ImportOutcome,
     Link,
     Pull,
@@ -96,6 +99,13 @@ class Reading:
             pull.read(source, {"full": self.blocks}, self._on_settled)
         )
 
+    async def failure(self) -> ImportFailed:
+        """How it failed; the caller was told exactly once, and the same."""
+        with pytest.raises(ImportFailed) as failed:
+            await self.task
+        assert [(outcome.outcome, outcome.reason) for outcome in self.outcomes] == [("failed", failed.value.reason)]
+        return failed.value
+
     def _on_settled(self, outcome: ImportOutcome) -> None:
         self.outcomes.append(outcome)
         if outcome.outcome != "published":
@@ -112,6 +122,10 @@ class Pair:
         self.decode = decode
         self.cable = cable
         self.link = link
+
+    def all_free(self) -> bool:
+        """Whether both pools are as they were."""
+        return all(len(worker.pool.free) == 16 for worker in (self.prefill, self.decode))
 
     def source(self, num_tokens: int = 10, seed: int = 1) -> tuple[Held, Pull, SourceRef]:
         """A transfer whose prompt has been computed."""

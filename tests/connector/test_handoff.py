@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.connector.simulation import NUM_BLOCKS, Simulation
+from tests.connector.simulated_workers import NUM_BLOCKS
+from tests.connector.simulation import Simulation
 
 STEPS = 250
 MOST_ACTIVE = 6
