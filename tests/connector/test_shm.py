@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ def _changed(description: bytes, **changes: object) -> bytes:
 
 
 def _descriptors() -> int:
+    """After what earlier tests left in reference cycles has gone; what they close late makes it fewer, never more."""
+    gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -66,7 +69,7 @@ def test_processes_that_are_not_the_peer(near: Near, changes: dict[str, object],
     whole, before = near.transport.describe(), _descriptors()
     with pytest.raises(UnreachableError, match=message):
         near.transport.connect(_changed(whole, **changes))
-    assert _descriptors() == before
+    assert _descriptors() <= before
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,7 @@ def test_descriptors_that_are_not_the_pool(near: Near, changes: dict[str, object
     first, second = msgspec.msgpack.decode(whole)["regions"]
     with pytest.raises(UnreachableError, match=message):
         near.transport.connect(_changed(whole, regions=[first, {**second, **changes}]))
-    assert _descriptors() == before
+    assert _descriptors() <= before
 
 
 def test_a_process_that_has_ended_but_was_not_reaped(near: Near) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -70,10 +71,12 @@ def test_a_configuration_that_changed_since_it_was_inspected(folder: Path) -> No
 
 def test_a_model_that_cannot_be_loaded_leaves_no_pool(folder: Path) -> None:
     change_weights(folder, "model.norm.weight", {})
+    gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(ModelError):
         Engine(inspect_model(folder), EngineConfig(dtype="float32", kv_cache_bytes=1 << 20))
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def write_gguf(file: Path) -> None:
