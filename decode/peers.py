@@ -57,15 +57,23 @@ class Peers:
         """Link to each of `workers`, measure the new ones, drop the others.
 
         Raises:
-            ConnectorError: a worker cannot be linked to; those before it are.
+            ConnectorError: of the first worker that cannot be linked to; all others are linked, and serve.
         """
         async with self._changing:
             wanted = {EngineId(worker.name, worker.incarnation): worker for worker in workers}
             for engine_id in [known for known in self._peers if known not in wanted]:
                 await self._drop(engine_id)
+            refused: list[ConnectorError] = []
             for engine_id, worker in wanted.items():
-                if engine_id not in self._peers:
+                if engine_id in self._peers:
+                    continue
+                try:
                     await self._add(engine_id, worker)
+                except ConnectorError as error:
+                    logger.warning("%s cannot be linked to: %s", engine_id, error)
+                    refused.append(error)
+            if refused:
+                raise refused[0]
             return [
                 PeerLink(engine_id.name, self._peers[engine_id].link.transport, self._peers[engine_id].link.gb_per_s)
                 for engine_id in wanted

@@ -15,7 +15,16 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from connector import ConnectorError, EngineId, ImportFailed, InvalidTransition, Pull, SourceRef, new_transfer_id
+from connector import (
+    ConnectorError,
+    EngineId,
+    ImportFailed,
+    ImportOutcome,
+    InvalidTransition,
+    Pull,
+    SourceRef,
+    new_transfer_id,
+)
 from decode.config import DecodeConfig
 from decode.landing import Landing
 from decode.peers import Peers, PrefillPeer
@@ -60,7 +69,7 @@ class Request:
         self._peers = peers
         self._reservations = reservations
         self._in_background = in_background
-        self._transfer_id = new_transfer_id()
+        self.transfer_id = new_transfer_id()
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
         self._stats = generate_pb2.RequestStats(prompt_tokens=len(message.prompt_token_ids))
         self.stages = Stages()
@@ -75,10 +84,11 @@ class Request:
         if peer is None:
             raise CallRefused(grpc.StatusCode.UNAVAILABLE, "no prefill worker can be reached; try again later")
         try:
-            pull = self._core.connector.begin(peer.link, self._transfer_id)
+            pull = self._core.connector.begin(peer.link, self.transfer_id)
         except ConnectorError as error:
             raise CallRefused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
         peer.in_flight += 1
+        self._core.requests_ahead += 1
         try:
             first, source = await self._prefill(peer)
             finish = self._finish_of_first(first)
@@ -90,6 +100,7 @@ class Request:
             table = await self._fetch(pull, source)
         finally:
             peer.in_flight -= 1
+            self._core.requests_ahead -= 1
             self._in_background(pull.release("the request is over"))  # nothing to do after a read that has settled
         await self._decode(table, first, emit)
 
@@ -100,7 +111,7 @@ class Request:
         call = peer.stub.Prefill(
             prefill_pb2.PrefillRequest(
                 request_id=message.request_id,
-                transfer_id=self._transfer_id,
+                transfer_id=self.transfer_id,
                 consumer=as_message(self._core.engine_id),
                 producer=as_message(peer.engine_id),
                 prompt_token_ids=message.prompt_token_ids,
@@ -116,6 +127,15 @@ class Request:
         except grpc.aio.AioRpcError as error:
             code = error.code() if error.code() in PASSED_ON else grpc.StatusCode.UNAVAILABLE
             raise CallRefused(code, f"prefill on {peer.engine_id.name} failed: {error.details()}") from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody has cancelled this request, only the call, whose channel was closed with the peer. Let through, it
+            # would end the handler without a status, and the client would wait for one until its deadline.
+            raise CallRefused(
+                grpc.StatusCode.UNAVAILABLE, f"prefill on {peer.engine_id.name} was given up: the worker was dropped"
+            ) from None
         finally:
             call.cancel()  # harmless when it has ended
         raise CallRefused(grpc.StatusCode.UNAVAILABLE, f"prefill on {peer.engine_id.name} ended without an answer")
@@ -145,9 +165,7 @@ class Request:
                 f"prefill holds {source.num_tokens} tokens of a prompt of {num_tokens}; its answer is not used",
             )
         try:
-            table = await self._reservations.reserve(
-                self._message.request_id, num_tokens, self._config.reserve_timeout_s
-            )
+            table = await self._reservations.reserve(self.transfer_id, num_tokens, self._config.reserve_timeout_s)
         except TimeoutError as error:
             raise CallRefused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -155,11 +173,15 @@ class Request:
             ) from error
         self.stages.reach(Stage.BLOCKS_RESERVED)
         landing = Landing(table, self._engine.free)
+
+        def settled(outcome: ImportOutcome) -> None:
+            self._count(outcome)
+            landing.on_settled(outcome)
+
         try:
             (group,) = self._engine.geometry.groups
-            imported = await pull.read(source, {group.name: table.block_ids}, landing.on_settled)
+            imported = await pull.read(source, {group.name: table.block_ids}, settled)
         except ImportFailed as error:
-            self._core.counters[f"imports_failed_{error.reason}"] += 1
             raise CallRefused(grpc.StatusCode.UNAVAILABLE, f"the pages did not arrive: {error}") from error
         except InvalidTransition as error:  # a mistake of ours: nothing was posted, and nobody will settle it
             self._engine.free(table)
@@ -175,12 +197,18 @@ class Request:
         self._stats.import_s = imported.seconds
         return landing.take()
 
+    def _count(self, outcome: ImportOutcome) -> None:
+        counters = self._core.counters
+        counters[f"transfers_{outcome.outcome}"] += 1
+        if outcome.outcome == "failed":
+            counters[f"transfers_failed_{outcome.reason.lower()}"] += 1
+
     async def _decode(self, table: BlockTable, first: Token, emit: Emit) -> None:
         """Continue from the imported pages until the answer ends."""
         loop = asyncio.get_running_loop()
         message = self._message
         request = EngineRequest(
-            request_id=self._transfer_id,
+            request_id=self.transfer_id,
             prompt_token_ids=list(message.prompt_token_ids),
             output_token_ids=[first.token_id],
             sampling=from_message(message.sampling),
@@ -207,7 +235,7 @@ class Request:
                 if last.finish:
                     return
         finally:
-            self._engine.abort(self._transfer_id)  # harmless when it has ended
+            self._engine.abort(self.transfer_id)  # harmless when it has ended
 
     async def _next_tokens(self) -> list[Token]:
         """At least one; a slow reader gets all that have gathered at once."""

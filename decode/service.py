@@ -20,6 +20,9 @@ from worker.validation import check_prompt, check_sampling
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 10.0
+"""For handlers to end that were cancelled; they do so at once."""
+
 NAME = generate_pb2.DESCRIPTOR.services_by_name["Generate"].full_name
 
 
@@ -52,6 +55,10 @@ class GenerateService(generate_pb2_grpc.GenerateServicer):
             outcome = refused.code.name.lower()
             logger.info("request %s ended early: %s", request.request_id, refused)
             await context.abort(refused.code, str(refused))
+        except Exception as error:
+            outcome = "internal"
+            logger.exception("request %s failed", request.request_id)
+            await context.abort(grpc.StatusCode.INTERNAL, f"a mistake of the decode worker: {error!r}")
         finally:
             self._core.counters[f"requests_{outcome}"] += 1
             self._in_flight -= 1
@@ -68,8 +75,11 @@ class GenerateService(generate_pb2_grpc.GenerateServicer):
         return True
 
     async def close(self) -> None:
-        """Wait for what is still being released; each of it has its own deadline."""
-        await asyncio.gather(*self._background, return_exceptions=True)
+        """Wait for handlers that were cancelled, and for what is still being released; each has its own deadline."""
+        if not await self.drained(CLOSE_S):
+            logger.error("%d cancelled requests do not end", self._in_flight)
+        while self._background:
+            await asyncio.gather(*self._background, return_exceptions=True)
 
     async def _generate(
         self,
@@ -88,12 +98,11 @@ class GenerateService(generate_pb2_grpc.GenerateServicer):
             ) from error
         finally:
             request.stages.reach(Stage.ENDED)
-            logger.debug("request %s: %s", message.request_id, request.stages.tell())
+            logger.info("request %s, transfer %s: %s", message.request_id, request.transfer_id, request.stages.tell())
 
     def _check(self, message: generate_pb2.GenerateRequest) -> None:
         core = self._core
-        if core.state != "READY":
-            raise CallRefused(grpc.StatusCode.UNAVAILABLE, f"{core.engine_id} is {core.state}; use another worker")
+        core.require_ready()
         if self._in_flight > self._config.max_requests:
             raise CallRefused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -65,9 +66,10 @@ class DecodeWorker:
         await self._core.drain()
         if self._service is not None and not await self._service.drained(grace_s):
             logger.warning("%s stops with requests in flight", self._core.engine_id)
-        await self._core.stop_answering()
-        if self._service is not None:
-            await self._service.close()
-        if self._peers is not None:
-            await self._peers.close()
-        await self._core.close()
+        async with contextlib.AsyncExitStack() as every:  # in reverse; one that fails does not keep the others
+            every.push_async_callback(self._core.close)
+            if self._peers is not None:
+                every.push_async_callback(self._peers.close)
+            if self._service is not None:
+                every.push_async_callback(self._service.close)
+            every.push_async_callback(self._core.stop_answering)

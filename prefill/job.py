@@ -63,7 +63,10 @@ class Job:
 
         Raises:
             EngineError: the engine refuses it.
+            PrefillFailed: the source has ended already; nobody would want what is computed.
         """
+        if self._over:
+            raise PrefillFailed("the source ended before it was computed")
         self._request = EngineRequest(
             request_id=self._transfer_id,
             prompt_token_ids=prompt_token_ids,

@@ -37,11 +37,28 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         context: grpc.aio.ServicerContext[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent],
     ) -> None:
         """Compute one prompt and hold it."""
+        outcome = "cancelled"
         try:
             await self._prefill(request, context)
+            outcome = "prefilled"
         except CallRefused as refused:
-            logger.info("request %s, transfer %s refused: %s", request.request_id, request.transfer_id, refused)
-            await context.abort(refused.code, str(refused))
+            outcome = refused.code.name.lower()
+            await self._refuse(request, context, refused)
+        except Exception as error:
+            outcome = "internal"
+            logger.exception("request %s, transfer %s failed", request.request_id, request.transfer_id)
+            await self._refuse(request, context, CallRefused(grpc.StatusCode.INTERNAL, f"a mistake here: {error!r}"))
+        finally:
+            self._core.counters[f"prompts_{outcome}"] += 1
+
+    async def _refuse(
+        self,
+        request: prefill_pb2.PrefillRequest,
+        context: grpc.aio.ServicerContext[Any, prefill_pb2.PrefillEvent],
+        refused: CallRefused,
+    ) -> None:
+        logger.info("request %s, transfer %s ended early: %s", request.request_id, request.transfer_id, refused)
+        await context.abort(refused.code, str(refused))
 
     async def _prefill(
         self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[Any, prefill_pb2.PrefillEvent]
@@ -60,7 +77,13 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             await context.write(prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted()))
             job.submit(list(request.prompt_token_ids), from_message(request.sampling))
             prefilled = await job.done
-            core.counters["prompts_prefilled"] += 1
+            logger.info(
+                "request %s, transfer %s: %d tokens are held for %s",
+                request.request_id,
+                request.transfer_id,
+                prefilled.source.num_tokens,
+                consumer,
+            )
             await context.write(prefill_pb2.PrefillEvent(prefilled=_message(prefilled)))
         except PrefillFailed as error:
             cause = str(error)
@@ -80,8 +103,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         wanted = EngineId(request.producer.name, request.producer.incarnation)
         if wanted != core.engine_id:
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"this is {core.engine_id}, not {wanted}")
-        if core.state != "READY":
-            raise CallRefused(grpc.StatusCode.UNAVAILABLE, f"{core.engine_id} is {core.state}; use another worker")
+        core.require_ready()
         if self._computing >= self._config.max_queue:
             raise CallRefused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

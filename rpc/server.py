@@ -1,8 +1,15 @@
-"""A gRPC server as every worker has it: one kept port, the token, health, reflection, deadlines for stopping."""
+"""A gRPC server as every worker has it: one kept port, the token, health, reflection, deadlines for stopping.
+
+A name such as `localhost` may stand for several addresses. gRPC is content when it gets the port on one of them, and
+whoever holds it on another would be called in this server's stead. So one address is taken, and others are told that
+one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import socket
 from collections.abc import Sequence
 
 import grpc
@@ -37,14 +44,14 @@ class RpcServer:
     async def start(self, services: Sequence[str]) -> str:
         """Take the port and answer. `services` are the full names that health and reflection show.
 
-        Returns "host:port".
+        Returns "address:port", the address in figures.
 
         Raises:
-            BindError: the address is busy or not this host's.
+            BindError: the address is busy, not this host's, or a wildcard, which nobody else could call.
         """
+        address = await _resolve(self._host)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
-        address = _bracketed(self._host)
         try:
             port = self.server.add_insecure_port(f"{address}:{self._port}")
         except RuntimeError as error:
@@ -63,8 +70,16 @@ class RpcServer:
         await self.server.stop(grace_s)
 
 
-def _bracketed(host: str) -> str:
+async def _resolve(host: str) -> str:
+    """The address to take, as it stands before a port."""
     try:
-        return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
-    except ValueError:
-        return host
+        found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise BindError(f"gRPC cannot listen on {host!r}: {error}; name an address of this host") from error
+    address = str(found[0][4][0])
+    if not host or ipaddress.ip_address(address).is_unspecified:
+        raise BindError(
+            f"gRPC cannot listen on {host!r}: others are told this address and cannot call a wildcard; name the "
+            "address that they reach this host by"
+        )
+    return f"[{address}]" if ":" in address else address

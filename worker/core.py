@@ -7,6 +7,7 @@ own thread runs on one event loop. Slow calls (loading, closing) run on threads,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -18,8 +19,9 @@ from typing import Literal
 import grpc
 
 from connector import CompatibilityRecord, Connector, Endpoint, EngineId, Memory, new_engine_id
-from engine import Engine, ModelInfo, inspect_model
+from engine import Engine, EngineClosed, ModelInfo, inspect_model
 from rpc.address import WorkerAddress
+from rpc.errors import CallRefused
 from rpc.server import RpcServer
 from rpc.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from rpc.worker_service import NAME as WORKER_SERVICE
@@ -32,7 +34,8 @@ Role = Literal["prefill", "decode"]
 
 
 class WorkerCore:
-    """See the module. `counters` are the role's own; the worker's status adds the connector's and the engine's."""
+    """See the module. `counters` are the role's own; the worker's status adds the connector's and the engine's.
+    `requests_ahead` are requests of this worker that its engine has not been given yet."""
 
     def __init__(self, config: WorkerConfig, role: Role) -> None:
         self.config = config
@@ -41,6 +44,8 @@ class WorkerCore:
         self.phase = "starting"
         self.state: Literal["STARTING", "READY", "DRAINING"] = "STARTING"
         self.counters: Counter[str] = Counter()
+        self.requests_ahead = 0
+        self._closed = False
         self._info: ModelInfo | None = None
         self._engine: Engine | None = None
         self._connector: Connector | None = None
@@ -75,14 +80,14 @@ class WorkerCore:
         """Load the model, allocate and register the pool, take the connector's port, start to compute.
 
         Raises:
-            ModelError, EngineError, ConnectorError: whatever stands in the way; what was opened has been closed.
+            ModelError, EngineError, ConnectorError: whatever stands in the way, among it a stop meanwhile; what was
+                opened has been closed.
         """
         config = self.config
         try:
             self.phase = "looking at the model"
             self._info = await asyncio.to_thread(inspect_model, Path(config.model_path))
-            engine = await asyncio.to_thread(Engine, self._info, config.engine, self._set_phase)
-            self._engine = engine
+            engine = self._engine = await self._load(self._info)
             self.phase = "registering pages"
             memory = engine.memory
             self._connector = Connector(
@@ -94,6 +99,7 @@ class WorkerCore:
                 config.token.encode(),
             )
             self._endpoint = await self._connector.start()
+            self._require_open()
             engine.start()
         except BaseException:
             await self.close()
@@ -104,13 +110,16 @@ class WorkerCore:
 
         Raises:
             BindError: the port is busy; what was opened has been closed.
+            EngineClosed: the worker was stopped meanwhile.
         """
         assert self._endpoint is not None
         try:
+            self._require_open()
             self._server = RpcServer(self.config.host, self.config.rpc_port, self.config.token)
             add_services(self._server.server)
             worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self.describe, self.status), self._server.server)
             address = await self._server.start([*services, WORKER_SERVICE])
+            self._require_open()
         except BaseException:
             await self.close()
             raise
@@ -145,11 +154,26 @@ class WorkerCore:
 
     async def close(self) -> None:
         """Stop answering, settle every transfer, stop computing, give everything back. Twice is harmless."""
-        await self.stop_answering()
-        if self._connector is not None:
-            await self._connector.close()
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.close)
+        self._closed = True
+        async with contextlib.AsyncExitStack() as every:  # in reverse; one that fails does not keep the others
+            if self._engine is not None:
+                every.push_async_callback(asyncio.to_thread, self._engine.close)
+            if self._connector is not None:
+                every.push_async_callback(self._connector.close)
+            every.push_async_callback(self.stop_answering)
+
+    def require_ready(self) -> None:
+        """Refuse work that cannot be finished here.
+
+        Raises:
+            CallRefused: UNAVAILABLE, while it starts or drains, and for ever once something in it has failed.
+        """
+        if (failure := self.failure) is not None:
+            raise CallRefused(
+                grpc.StatusCode.UNAVAILABLE, f"{self.engine_id} has failed ({failure!r}); use another worker"
+            )
+        if self.state != "READY":
+            raise CallRefused(grpc.StatusCode.UNAVAILABLE, f"{self.engine_id} is {self.state}; use another worker")
 
     def describe(self) -> worker_pb2.WorkerDescription:
         """See worker.proto."""
@@ -181,7 +205,7 @@ class WorkerCore:
             sources_held=connector.sources_held,
             imports_active=connector.imports_active,
             requests_running=engine.running,
-            requests_waiting=engine.waiting,
+            requests_waiting=engine.waiting + self.requests_ahead,
             peers=[
                 worker_pb2.PeerStatus(name=link.name, transport=link.transport, gb_per_s=link.gb_per_s)
                 for link in connector.links
@@ -189,8 +213,36 @@ class WorkerCore:
             counters=counters,
         )
 
+    async def _load(self, info: ModelInfo) -> Engine:
+        """Loading cannot be interrupted: an engine that nobody waits for any more is closed when it comes."""
+        loading = asyncio.ensure_future(asyncio.to_thread(Engine, info, self.config.engine, self._set_phase))
+        try:
+            engine = await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_close_unwanted)
+            raise
+        try:
+            self._require_open()
+        except EngineClosed:
+            engine.close()
+            raise
+        return engine
+
+    def _require_open(self) -> None:
+        if self._closed or self.state == "DRAINING":
+            raise EngineClosed(f"{self.engine_id} was stopped while it started")
+
     def _set_phase(self, phase: str) -> None:
         self.phase = phase
+
+
+def _close_unwanted(loading: asyncio.Future[Engine]) -> None:
+    if loading.cancelled():
+        return
+    if (error := loading.exception()) is not None:
+        logger.info("a model that is not wanted any more could not be loaded: %s", error)
+    else:
+        loading.result().close()
 
 
 def as_message(engine_id: EngineId) -> common_pb2.EngineId:

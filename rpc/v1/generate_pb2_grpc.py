@@ -47,7 +47,7 @@ class GenerateServicer:
     def Generate(self, request, context):
         """One request, owned by this decode worker until the stream ends. Cancelling the call cancels every leg of it.
         Status: INVALID_ARGUMENT (the request can never be served), RESOURCE_EXHAUSTED (try later), UNAVAILABLE (no prefill
-        worker, or a leg of the request failed), DEADLINE_EXCEEDED.
+        worker, or a leg of the request failed), DEADLINE_EXCEEDED, INTERNAL (a mistake of the worker).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

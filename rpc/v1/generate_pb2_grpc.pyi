@@ -34,7 +34,7 @@ class GenerateStub:
     Generate: _grpc.UnaryStreamMultiCallable[_generate_pb2.GenerateRequest, _generate_pb2.GenerateChunk]
     """One request, owned by this decode worker until the stream ends. Cancelling the call cancels every leg of it.
     Status: INVALID_ARGUMENT (the request can never be served), RESOURCE_EXHAUSTED (try later), UNAVAILABLE (no prefill
-    worker, or a leg of the request failed), DEADLINE_EXCEEDED.
+    worker, or a leg of the request failed), DEADLINE_EXCEEDED, INTERNAL (a mistake of the worker).
     """
 
 @_typing.type_check_only
@@ -43,7 +43,7 @@ class GenerateAsyncStub(GenerateStub):
     Generate: _aio.UnaryStreamMultiCallable[_generate_pb2.GenerateRequest, _generate_pb2.GenerateChunk]  # type: ignore[assignment]
     """One request, owned by this decode worker until the stream ends. Cancelling the call cancels every leg of it.
     Status: INVALID_ARGUMENT (the request can never be served), RESOURCE_EXHAUSTED (try later), UNAVAILABLE (no prefill
-    worker, or a leg of the request failed), DEADLINE_EXCEEDED.
+    worker, or a leg of the request failed), DEADLINE_EXCEEDED, INTERNAL (a mistake of the worker).
     """
 
 class GenerateServicer(metaclass=_abc_1.ABCMeta):
@@ -55,7 +55,7 @@ class GenerateServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_generate_pb2.GenerateChunk], _abc.AsyncIterator[_generate_pb2.GenerateChunk]]:
         """One request, owned by this decode worker until the stream ends. Cancelling the call cancels every leg of it.
         Status: INVALID_ARGUMENT (the request can never be served), RESOURCE_EXHAUSTED (try later), UNAVAILABLE (no prefill
-        worker, or a leg of the request failed), DEADLINE_EXCEEDED.
+        worker, or a leg of the request failed), DEADLINE_EXCEEDED, INTERNAL (a mistake of the worker).
         """
 
 def add_GenerateServicer_to_server(servicer: GenerateServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -134,6 +134,7 @@ class WorkerStatus(_message.Message):
     imports_active: _builtins.int
     requests_running: _builtins.int
     requests_waiting: _builtins.int
+    """Also those of a decode worker that are being prefilled elsewhere, or whose pages are on their way."""
     @_builtins.property
     def engine_id(self) -> _common_pb2.EngineId: ...
     @_builtins.property

@@ -3,202 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
-from types import SimpleNamespace
-from typing import Any, cast
 
 import grpc
 import pytest
 
-from connector import EngineId, Imported, ImportFailed, ImportOutcome, InvalidTransition, PeerLostError, SourceRef
-from decode.config import DecodeConfig
-from decode.request import Request
-from decode.reservations import Reservations
-from engine import EngineConfig, EngineError, EngineRequest, Failed, Token
-from engine.blocks import BlockPool, BlockTable
+from connector import ImportFailed, InvalidTransition, PeerLostError
+from engine import EngineError
 from rpc.errors import CallRefused
-from rpc.v1 import common_pb2, generate_pb2, prefill_pb2
-
-DEADLINE_S = 20.0
-PROMPT = [5, 6, 7]
-FIRST = 9
-
-
-class FakeEngine:
-    """Real blocks; requests answer with `script` as soon as they are submitted."""
-
-    def __init__(self) -> None:
-        self.blocks = BlockPool(4, 2)
-        self.geometry = SimpleNamespace(groups=[SimpleNamespace(name="full")])
-        self.script: list[tuple[int, str | None]] = [(11, None), (12, "length")]
-        self.refuses: EngineError | None = None
-        self.fails = False
-        self.submitted: dict[str, EngineRequest] = {}
-
-    def reserve(self, owner: str, num_tokens: int) -> BlockTable | None:
-        return self.blocks.allocate(owner, num_tokens)
-
-    def free(self, table: BlockTable) -> None:
-        self.blocks.free(table)
-
-    def submit(self, request: EngineRequest) -> None:
-        assert request.table is not None
-        if self.refuses is not None:
-            self.blocks.free(request.table)
-            raise self.refuses
-        self.submitted[request.request_id] = request
-        for place, (token, finish) in enumerate(self.script):
-            request.sink(
-                Token(token_id=token, logprob=-1.0, position=4 + place, finish=finish, prompt_tokens_computed=0)  # type: ignore[arg-type]
-            )
-            if finish is not None:
-                self.abort(request.request_id)
-        if self.fails:
-            self.abort(request.request_id)
-            request.sink(Failed(message="a step failed"))
-
-    def abort(self, request_id: str) -> None:
-        request = self.submitted.pop(request_id, None)
-        if request is not None:
-            assert request.table is not None
-            self.blocks.free(request.table)
-
-
-class FakePull:
-    """Answers a read with `result`, or waits until it is settled by hand."""
-
-    def __init__(self) -> None:
-        self.result: Imported | Exception | None = Imported(
-            num_tokens=3, bytes=64, operations=1, seconds=0.5, transport="shm"
-        )
-        self.reads: list[tuple[SourceRef, dict[str, list[int]]]] = []
-        self.released: list[str] = []
-        self.reading = asyncio.Event()
-        self.on_settled: Any = None
-
-    async def read(self, source: SourceRef, destination: dict[str, list[int]], on_settled: Any) -> Imported:
-        self.reads.append((source, destination))
-        self.on_settled = on_settled
-        self.reading.set()
-        if self.result is None:
-            await asyncio.Event().wait()
-        if isinstance(self.result, InvalidTransition):
-            raise self.result
-        if isinstance(self.result, Exception):
-            self.settle("failed")
-            raise self.result
-        self.settle("published")
-        assert self.result is not None
-        return self.result
-
-    def settle(self, outcome: Any) -> None:
-        self.on_settled(ImportOutcome(transfer_id="t", outcome=outcome, reason="", detail=""))
-
-    async def release(self, outcome: str) -> None:
-        self.released.append(outcome)
-
-
-class FakeCall:
-    """A `Prefill` call: its events, then an error or a wait for ever."""
-
-    def __init__(self, events: list[prefill_pb2.PrefillEvent], error: Exception | None, hangs: bool) -> None:
-        self._events, self._error, self._hangs = events, error, hangs
-        self.cancelled = False
-
-    async def __aiter__(self) -> AsyncIterator[prefill_pb2.PrefillEvent]:
-        for event in self._events:
-            yield event
-        if self._error is not None:
-            raise self._error
-        if self._hangs:
-            await asyncio.Event().wait()
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-class Made:
-    """Everything around one request."""
-
-    def __init__(self, *, max_tokens: int = 3, stop: tuple[int, ...] = (), **limits: Any) -> None:
-        self.engine = FakeEngine()
-        self.pull = FakePull()
-        self.num_tokens = len(PROMPT)
-        self.error: Exception | None = None
-        self.hangs = False
-        self.answers = True
-        self.call: FakeCall | None = None
-        self.chunks: list[generate_pb2.GenerateChunk] = []
-        self.first_emitted = asyncio.Event()
-        self.peer = SimpleNamespace(
-            engine_id=EngineId("prefill-0", 2), in_flight=0, link=object(), stub=SimpleNamespace(Prefill=self._prefill)
-        )
-        self.core: Any = SimpleNamespace(
-            engine=self.engine,
-            engine_id=EngineId("decode-0", 1),
-            counters=Counter(),
-            connector=SimpleNamespace(begin=lambda link, transfer_id: self.pull),
-        )
-        self.peers: Any = SimpleNamespace(pick=lambda: self.peer)
-        self.background: list[asyncio.Future[None]] = []
-        config = DecodeConfig(
-            name="decode-0",
-            host="",
-            model_path="",
-            engine=EngineConfig(),
-            connector=None,  # type: ignore[arg-type]  # not looked at here
-            token="t",
-            **limits,
-        )
-        self.request = Request(
-            generate_pb2.GenerateRequest(
-                request_id="r",
-                prompt_token_ids=PROMPT,
-                max_tokens=max_tokens,
-                stop_token_ids=stop,
-                sampling=common_pb2.SamplingParams(temperature=0, top_p=1, repetition_penalty=1),
-            ),
-            cast(Any, self.core),
-            config,
-            cast(Any, self.peers),
-            Reservations(self.engine),
-            self._in_background,
-        )
-
-    def _prefill(self, message: prefill_pb2.PrefillRequest, timeout: float) -> FakeCall:
-        source = prefill_pb2.SourceDescription(
-            transfer_id=message.transfer_id,
-            groups=[prefill_pb2.GroupBlocks(group="full", block_ids=[3, 1])],
-            num_tokens=self.num_tokens,
-        )
-        prefilled = prefill_pb2.Prefilled(first_token_id=FIRST, first_token_logprob=-0.25, source=source)
-        events = [prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())]
-        if self.answers:
-            events.append(prefill_pb2.PrefillEvent(prefilled=prefilled))
-        self.call = FakeCall(events, self.error, self.hangs)
-        return self.call
-
-    def _in_background(self, work: Awaitable[None]) -> None:
-        self.background.append(asyncio.ensure_future(work))
-
-    async def emit(self, chunk: generate_pb2.GenerateChunk) -> None:
-        self.chunks.append(chunk)
-        self.first_emitted.set()
-
-    async def run(self) -> list[int]:
-        async with asyncio.timeout(DEADLINE_S):
-            await self.request.run(self.emit)
-        return [token for chunk in self.chunks for token in chunk.token_ids]
-
-    async def check_nothing_is_left(self) -> None:
-        await asyncio.gather(*self.background)
-        self.engine.blocks.validate()
-        assert self.engine.blocks.num_free == 4
-        assert self.engine.submitted == {}
-        assert self.peer.in_flight == 0
-        assert self.pull.released, "the source was never released"
-        assert self.call is None or self.call.cancelled
+from rpc.v1 import common_pb2
+from tests.decode.scripted import DEADLINE_S, FIRST, Made
 
 
 async def refused(made: Made) -> CallRefused:
@@ -357,6 +170,101 @@ async def test_a_client_that_leaves_during_prefill_leaves_nothing() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await made.check_nothing_is_left()
+
+
+async def test_a_prefill_call_that_somebody_else_cancels_is_a_failed_leg() -> None:
+    """As a call is told when its channel is closed under it. The request is not cancelled, so it has to end with a
+    status: a handler that lets this error through sends none, and its client waits until its deadline."""
+    made = Made()
+    made.answers = False
+    made.error = asyncio.CancelledError()
+    error = await refused(made)
+    assert error.code is grpc.StatusCode.UNAVAILABLE
+    assert "was dropped" in str(error)
+
+
+@pytest.mark.parametrize("stalled_at", [1, 2])
+async def test_a_client_that_leaves_while_it_takes_no_data_leaves_nothing(stalled_at: int) -> None:
+    made = Made()
+    made.engine.script = [(11, None)]
+    made.client_stalls_at = stalled_at
+    task = asyncio.create_task(made.run())
+    async with asyncio.timeout(DEADLINE_S):
+        while len(made.chunks) < stalled_at:
+            made.first_emitted.clear()
+            await made.first_emitted.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    await made.check_nothing_is_left()
+
+
+async def test_a_client_that_leaves_while_waiting_for_blocks_leaves_the_queue() -> None:
+    made = Made()
+    taken = made.engine.blocks.allocate("somebody else", 8)
+    assert taken is not None
+    task = asyncio.create_task(made.run())
+    async with asyncio.timeout(DEADLINE_S):
+        await made.first_emitted.wait()
+    assert made.core.requests_ahead == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    made.engine.free(taken)
+    assert (await made.reservations.reserve("next", 8, DEADLINE_S)).owner == "next", (
+        "somebody still stands in the queue"
+    )
+    assert made.pull.reads == []
+    assert made.pull.released
+
+
+async def test_a_request_waits_for_blocks_and_goes_on_when_they_come() -> None:
+    made = Made()
+    taken = made.engine.blocks.allocate("somebody else", 8)
+    assert taken is not None
+    task = asyncio.create_task(made.run())
+    async with asyncio.timeout(DEADLINE_S):
+        await made.first_emitted.wait()
+        made.engine.free(taken)
+        assert await task == [FIRST, 11, 12]
+    await made.check_nothing_is_left()
+
+
+async def test_requests_of_one_id_do_not_share_a_place_in_the_queue() -> None:
+    """Whose blocks are whose must not depend on what gateways call their requests."""
+    made, other = Made(), Made()
+    assert made.request.transfer_id != other.request.transfer_id
+    owners: list[str] = []
+    reserve = made.engine.reserve
+
+    def note(owner: str, num_tokens: int) -> object:
+        owners.append(owner)
+        return reserve(owner, num_tokens)
+
+    made.engine.reserve = note  # type: ignore[method-assign, assignment]
+    await made.run()
+    assert owners == [made.request.transfer_id]
+
+
+async def test_transfers_are_counted_once_by_outcome_and_reason() -> None:
+    made = Made()
+    await made.run()
+    assert {"transfers_published": 1, "tokens_imported": 3}.items() <= made.core.counters.items()
+
+    made = Made()
+    made.pull.result = ImportFailed("SOURCE_EXPIRED", "too late")
+    made.pull.reason = "SOURCE_EXPIRED"
+    await refused(made)
+    assert made.core.counters == {"transfers_failed": 1, "transfers_failed_source_expired": 1}
+
+    made = Made()
+    made.pull.result = None
+    task = asyncio.create_task(made.run())
+    async with asyncio.timeout(DEADLINE_S):
+        await made.pull.reading.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    made.pull.settle("cancelled")
+    assert made.core.counters == {"transfers_cancelled": 1}
 
 
 async def test_without_a_prefill_worker_nothing_is_begun() -> None:
