@@ -137,7 +137,8 @@ class Request:
                 grpc.StatusCode.UNAVAILABLE, f"prefill on {peer.engine_id.name} was given up: the worker was dropped"
             ) from None
         finally:
-            call.cancel()  # harmless when it has ended
+            # Not left to gRPC: a task that is cancelled while its call is being made does not cancel the call.
+            call.cancel()
         raise CallRefused(grpc.StatusCode.UNAVAILABLE, f"prefill on {peer.engine_id.name} ended without an answer")
 
     def _first_token(self, prefilled: prefill_pb2.Prefilled) -> Token:

@@ -77,7 +77,7 @@ async def _resolve(host: str) -> str:
     except OSError as error:
         raise BindError(f"gRPC cannot listen on {host!r}: {error}; name an address of this host") from error
     address = str(found[0][4][0])
-    if not host or ipaddress.ip_address(address).is_unspecified:
+    if ipaddress.ip_address(address).is_unspecified:
         raise BindError(
             f"gRPC cannot listen on {host!r}: others are told this address and cannot call a wildcard; name the "
             "address that they reach this host by"

@@ -3,58 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 import pytest
 
-from connector import EngineId, InvalidTransition, PlanError, Sources, build_geometry
-from connector.pages import GroupSpec, PoolGeometry
-from engine import EngineRequest, Failed, SamplingParams, Token
-from engine.blocks import BlockPool
+from connector import InvalidTransition, PlanError, Sources
+from engine import SamplingParams
 from prefill.job import Job, PrefillFailed
+from tests.prefill.scripted import CONSUMER, PRODUCER, PROMPT, FakeEngine
 
-GROUP = GroupSpec(name="full", layers=(0,), num_kv_heads=1, key_dim=2, value_dim=2, itemsize=4)
-CONSUMER = EngineId("decode-0", 1)
-PRODUCER = EngineId("prefill-0", 2)
 GREEDY = SamplingParams(temperature=0.0)
-PROMPT = [5, 6, 7]
-
-
-class FakeEngine:
-    """Holds submitted requests until the test says what becomes of them. Blocks are real."""
-
-    def __init__(self) -> None:
-        self.blocks = BlockPool(4, 2)
-        self.geometry: PoolGeometry = build_geometry(GROUP, layout="BLHNC", block_size=2, num_blocks=4)
-        self.submitted: dict[str, EngineRequest] = {}
-        self.calls: Counter[str] = Counter()
-
-    def submit(self, request: EngineRequest) -> None:
-        request.table = self.blocks.allocate(request.request_id, len(request.prompt_token_ids))
-        self.submitted[request.request_id] = request
-
-    def abort(self, request_id: str) -> None:
-        self.calls["abort"] += 1
-        request = self.submitted.pop(request_id, None)
-        if request is not None:
-            assert request.table is not None
-            self.blocks.free(request.table)
-
-    def free(self, table: object) -> None:
-        self.calls["free"] += 1
-        self.blocks.free(table)  # type: ignore[arg-type]
-
-    def finish(self, request_id: str) -> None:
-        """The first token has been drawn: the blocks are the caller's from here on."""
-        request = self.submitted.pop(request_id)
-        request.sink(Token(token_id=9, logprob=-0.5, position=3, finish="length", prompt_tokens_computed=3))
-
-    def fail(self, request_id: str) -> None:
-        request = self.submitted.pop(request_id)
-        assert request.table is not None
-        self.blocks.free(request.table)
-        request.table = None
-        request.sink(Failed(message="a step failed"))
 
 
 class Made:
@@ -153,6 +110,58 @@ async def test_an_ack_between_the_last_step_and_the_hold_frees() -> None:
     made.ack()
     await callbacks()
     assert (made.sources.active, made.num_free) == (0, 4)
+
+
+async def test_an_ack_before_the_prompt_was_submitted_leaves_nothing_to_compute() -> None:
+    made = Made()
+    made.ack()
+    with pytest.raises(PrefillFailed):
+        made.job.submit(PROMPT, GREEDY)
+    assert made.engine.submitted == {}
+    assert (made.sources.active, made.num_free) == (0, 4)
+    made.job.cancel("the call has ended")
+
+
+async def test_a_call_cancelled_before_the_prompt_was_submitted_ends_the_source() -> None:
+    made = Made()
+    made.job.cancel("the client left")
+    assert (made.sources.active, made.num_free) == (0, 4)
+
+
+async def test_a_call_cancelled_in_the_moment_of_the_hold_leaves_a_source_that_the_ack_frees() -> None:
+    """The waiting task is cancelled, but has not run yet, when the blocks are taken."""
+    made = Made()
+    made.job.submit(PROMPT, GREEDY)
+
+    async def call() -> None:
+        try:
+            await made.job.done
+        finally:
+            made.job.cancel("the client left")
+
+    task = asyncio.create_task(call())
+    await callbacks()
+    made.engine.finish("t")  # its callback stands before the cancellation on the loop
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    assert (made.sources.held, made.num_free) == (1, 2)
+    made.ack()
+    assert (made.sources.active, made.num_free) == (0, 4)
+
+
+async def test_a_connector_that_closes_frees_what_is_held_and_aborts_what_is_computed() -> None:
+    held, computed = Made(), Made()
+    for made in (held, computed):
+        made.job.submit(PROMPT, GREEDY)
+    held.engine.finish("t")
+    await held.job.done
+    for made in (held, computed):
+        made.sources.close()
+        assert (made.sources.active, made.num_free) == (0, 4)
+    assert computed.engine.calls["abort"] == 1
+    with pytest.raises(PrefillFailed):
+        await computed.job.done
 
 
 async def test_a_failed_step_fails_the_source() -> None:

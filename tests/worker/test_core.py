@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from connector import ConnectorConfig, ListenerError
-from engine import EngineConfig, EngineError, ModelError
-from rpc.errors import BindError
+from engine import EngineConfig, EngineError, EngineRequest, ModelError, SamplingParams
+from engine.loading import load_model
+from engine.runner import forward
+from rpc.channel import open_channel
+from rpc.errors import BindError, CallRefused
+from rpc.v1 import worker_pb2, worker_pb2_grpc
 from tests.tiny_model import VOCAB_SIZE, save_tiny_model
 from worker import WorkerConfig, WorkerCore
 
+DEADLINE_S = 30.0
 ENGINE = EngineConfig(dtype="float32", block_size=4, kv_cache_bytes=1 << 20)
 
 
@@ -105,6 +114,164 @@ async def test_a_missing_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         await WorkerCore(config(tmp_path / "nothing"), "prefill").open()
     check_no_thread()
+
+
+class SlowLoading:
+    """Loading a model waits until the test lets it go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.ended = threading.Event()
+
+        def slow(*arguments: Any) -> Any:
+            self.begun.set()
+            try:
+                assert self.go_on.wait(DEADLINE_S)
+                return load_model(*arguments)
+            finally:
+                self.ended.set()
+
+        monkeypatch.setattr("engine.engine.load_model", slow)
+
+
+def pools() -> int:
+    """Descriptors of page pools that are open."""
+    gc.collect()
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found += "kvferry-pool" in os.readlink(f"/proc/self/fd/{fd}")
+    return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def test_a_start_that_is_cancelled_while_the_model_loads_leaves_no_pool(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that loads cannot be interrupted; what it brings has to be closed when it comes."""
+    before = pools()
+    loading = SlowLoading(monkeypatch)
+    core = WorkerCore(config(model), "prefill")
+    opening = asyncio.create_task(core.open())
+    await asyncio.to_thread(loading.begun.wait, DEADLINE_S)
+    opening.cancel()
+    await asyncio.wait({opening}, timeout=DEADLINE_S)
+    assert opening.cancelled()
+    await core.close()  # at once: the thread still loads
+    assert not loading.ended.is_set()
+    del opening
+    loading.go_on.set()
+    await until(lambda: loading.ended.is_set() and pools() == before)
+    check_no_thread()
+
+
+async def test_a_worker_that_is_stopped_while_it_starts_does_not_come_up(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = pools()
+    loading = SlowLoading(monkeypatch)
+    core = WorkerCore(config(model), "prefill")
+    opening = asyncio.create_task(serve(core))
+    await asyncio.to_thread(loading.begun.wait, DEADLINE_S)
+    await core.drain()
+    await core.close()
+    loading.go_on.set()
+    with pytest.raises(EngineError, match="was stopped while it started"):
+        await opening
+    assert core.state != "READY"
+    del opening
+    await until(lambda: pools() == before)
+    check_no_thread()
+
+
+async def test_it_answers_while_a_step_takes_long(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long step must not look like a dead worker."""
+    core = WorkerCore(config(model), "decode")
+    await core.open()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        inside.set()
+        assert go_on.wait(DEADLINE_S)
+        return forward(*arguments)
+
+    monkeypatch.setattr("engine.engine.forward", slow)
+    try:
+        address = await core.serve(lambda server: None, [])
+        ended = threading.Event()
+        core.engine.submit(
+            EngineRequest(
+                request_id="r",
+                prompt_token_ids=[5, 6],
+                sampling=SamplingParams(temperature=0.0),
+                max_tokens=1,
+                stop_token_ids=frozenset(),
+                sink=lambda output: ended.set(),
+            )
+        )
+        await asyncio.to_thread(inside.wait, DEADLINE_S)
+        async with open_channel(address.rpc, "secret") as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            status = await stub.Status(worker_pb2.StatusRequest(), timeout=DEADLINE_S)
+            assert (status.requests_running, status.blocks_total - status.blocks_free) == (1, 1)
+            assert (await stub.Describe(worker_pb2.DescribeRequest(), timeout=DEADLINE_S)).role == "decode"
+        assert not ended.is_set()
+        go_on.set()
+        assert await asyncio.to_thread(ended.wait, DEADLINE_S)
+    finally:
+        go_on.set()
+        await core.close()
+
+
+async def test_a_worker_says_why_it_takes_no_work(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = WorkerCore(config(model), "decode")
+    with pytest.raises(CallRefused, match="is STARTING"):
+        core.require_ready()
+    try:
+        await serve(core)
+        core.require_ready()
+        core.connector.failure = RuntimeError("the transport broke")
+        with pytest.raises(CallRefused, match=r"has failed.*the transport broke") as refused:
+            core.require_ready()
+        assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+        core.connector.failure = None
+        await core.drain()
+        with pytest.raises(CallRefused, match="is DRAINING"):
+            core.require_ready()
+    finally:
+        await core.close()
+
+
+async def test_requests_that_the_engine_does_not_have_yet_wait_too(model: Path) -> None:
+    core = WorkerCore(config(model), "decode")
+    await core.open()
+    try:
+        core.requests_ahead = 3
+        assert core.status().requests_waiting == 3
+    finally:
+        await core.close()
+
+
+async def test_a_connector_that_cannot_be_closed_does_not_keep_the_engine_running(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = WorkerCore(config(model), "decode")
+    await core.open()
+    close = core.connector.close
+
+    async def fail() -> None:
+        await close()
+        raise RuntimeError("a transport cannot be closed")
+
+    monkeypatch.setattr(core.connector, "close", fail)
+    with pytest.raises(RuntimeError, match="cannot be closed"):
+        await core.close()
+    check_closed(core)
 
 
 async def test_closing_a_worker_that_was_cancelled_while_opening_leaves_nothing(model: Path) -> None:
