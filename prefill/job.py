@@ -32,6 +32,10 @@ class PrefillFailed(Exception):
     """The prompt was not computed; the message says why."""
 
 
+class GivenUp(PrefillFailed):
+    """Its consumer does not want it any more, or has gone silent: no fault of this worker."""
+
+
 class Job:
     """See the module. Lives on the event loop; only `_from_engine` is called on the engine's thread."""
 
@@ -43,6 +47,7 @@ class Job:
         self._request: EngineRequest | None = None
         self._over = False
         self._held = False
+        self._failing = False
         self.done: asyncio.Future[Prefilled] = self._loop.create_future()
 
     def ended(self, end: SourceEnd) -> None:
@@ -55,7 +60,8 @@ class Job:
         elif self._request is not None:
             self._engine.abort(self._transfer_id)
         if not self.done.done():
-            self.done.set_exception(PrefillFailed(f"the source ended: {end.detail}"))
+            failure = PrefillFailed if self._failing else GivenUp
+            self.done.set_exception(failure(f"the source ended: {end.detail}"))
             self.done.exception()  # whoever waited may have been cancelled
 
     def submit(self, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
@@ -63,10 +69,10 @@ class Job:
 
         Raises:
             EngineError: the engine refuses it.
-            PrefillFailed: the source has ended already; nobody would want what is computed.
+            GivenUp: the source has ended already.
         """
         if self._over:
-            raise PrefillFailed("the source ended before it was computed")
+            raise GivenUp("the source ended before its prompt was computed")
         self._request = EngineRequest(
             request_id=self._transfer_id,
             prompt_token_ids=prompt_token_ids,
@@ -81,7 +87,11 @@ class Job:
     def cancel(self, detail: str) -> None:
         """The call is gone. A source that is held already stays: its consumer ACKs it, or its lease ends."""
         if not self._held and not self._over:
-            self._sources.fail(self._transfer_id, detail)
+            self._fail(detail)
+
+    def _fail(self, detail: str) -> None:
+        self._failing = True
+        self._sources.fail(self._transfer_id, detail)
 
     def _from_engine(self, output: Output) -> None:
         self._loop.call_soon_threadsafe(self._take, output)
@@ -91,7 +101,7 @@ class Job:
         assert request is not None
         if isinstance(output, Failed):
             if not self._over:
-                self._sources.fail(self._transfer_id, output.message)
+                self._fail(output.message)
             return
         assert request.table is not None
         if self._over:
@@ -105,7 +115,7 @@ class Job:
             logger.exception("transfer %s cannot be held", self._transfer_id)
             self._held = False
             self._engine.free(request.table)
-            self._sources.fail(self._transfer_id, str(error))
+            self._fail(str(error))
             return
         if not self.done.done():
             self.done.set_result(Prefilled(output, source))

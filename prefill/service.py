@@ -10,7 +10,7 @@ import grpc
 from connector import EngineId, InvalidTransition
 from engine import EngineClosed, EngineError
 from prefill.config import PrefillConfig
-from prefill.job import Job, Prefilled, PrefillFailed
+from prefill.job import GivenUp, Job, Prefilled, PrefillFailed
 from rpc.errors import CallRefused
 from rpc.v1 import prefill_pb2, prefill_pb2_grpc
 from worker import WorkerCore
@@ -85,6 +85,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                 consumer,
             )
             await context.write(prefill_pb2.PrefillEvent(prefilled=_message(prefilled)))
+        except GivenUp as error:
+            raise CallRefused(grpc.StatusCode.CANCELLED, str(error)) from error
         except PrefillFailed as error:
             cause = str(error)
             raise CallRefused(grpc.StatusCode.UNAVAILABLE, str(error)) from error

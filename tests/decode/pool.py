@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ class Pool:
         *,
         leave_after: int | None = None,
         sampling: dict[str, Any] | None = None,
+        on_token: Callable[[], None] = lambda: None,
     ) -> tuple[list[int], generate_pb2.RequestStats]:
         """One request to its end, or until `leave_after` tokens have come."""
         params = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0} | (sampling or {})
@@ -110,13 +112,16 @@ class Pool:
         )
         tokens: list[int] = []
         stats = generate_pb2.RequestStats()
-        async for chunk in call:
-            assert chunk.token_ids
-            tokens += chunk.token_ids
-            stats = chunk.stats
-            if leave_after is not None and len(tokens) >= leave_after:
-                call.cancel()
-                break
+        try:
+            async for chunk in call:
+                assert chunk.token_ids
+                tokens += chunk.token_ids
+                on_token()
+                stats = chunk.stats
+                if leave_after is not None and len(tokens) >= leave_after:
+                    break
+        finally:
+            call.cancel()
         return tokens, stats
 
     async def status(self) -> worker_pb2.WorkerStatus:

@@ -8,7 +8,7 @@ import pytest
 
 from connector import InvalidTransition, PlanError, Sources
 from engine import SamplingParams
-from prefill.job import Job, PrefillFailed
+from prefill.job import GivenUp, Job, PrefillFailed
 from tests.prefill.scripted import CONSUMER, PRODUCER, PROMPT, FakeEngine
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -80,7 +80,7 @@ async def test_a_lease_that_ends_while_computing_aborts() -> None:
     made.now = 31.0
     made.sources.reap()
     assert (made.engine.calls["abort"], made.num_free) == (1, 4)
-    with pytest.raises(PrefillFailed):
+    with pytest.raises(GivenUp):
         await made.job.done
     made.job.cancel("the call has ended")
 
@@ -115,7 +115,7 @@ async def test_an_ack_between_the_last_step_and_the_hold_frees() -> None:
 async def test_an_ack_before_the_prompt_was_submitted_leaves_nothing_to_compute() -> None:
     made = Made()
     made.ack()
-    with pytest.raises(PrefillFailed):
+    with pytest.raises(GivenUp):
         made.job.submit(PROMPT, GREEDY)
     assert made.engine.submitted == {}
     assert (made.sources.active, made.num_free) == (0, 4)
@@ -168,8 +168,9 @@ async def test_a_failed_step_fails_the_source() -> None:
     made = Made()
     made.job.submit(PROMPT, GREEDY)
     made.engine.fail("t")
-    with pytest.raises(PrefillFailed, match="a step failed"):
+    with pytest.raises(PrefillFailed, match="a step failed") as error:
         await made.job.done
+    assert not isinstance(error.value, GivenUp)
     assert (made.sources.active, made.num_free) == (0, 4)
 
 

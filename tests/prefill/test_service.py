@@ -236,6 +236,7 @@ async def test_a_failed_step_is_a_failed_leg() -> None:
             await task
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         serving.check_nothing_is_left()
+        assert serving.core.counters == {"prompts_unavailable": 1}
 
 
 async def test_a_mistake_of_the_worker_ends_the_source_and_is_counted_as_one() -> None:
@@ -276,14 +277,16 @@ async def test_a_call_cancelled_after_the_last_step_leaves_nothing() -> None:
             serving.check_nothing_is_left()
 
 
-async def test_a_lease_that_ends_while_computing_ends_the_call() -> None:
+async def test_a_source_that_ends_while_it_is_computed_ends_the_call_and_is_no_fault() -> None:
+    """The ACK of a consumer that leaves may come before the end of its call."""
     async with Serving() as serving:
         task = await serving.begun()
-        serving.sources.close()
+        serving.sources.ack("t", CONSUMER, 0, 1, "the client left")
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await task
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert error.value.code() is grpc.StatusCode.CANCELLED
         serving.check_nothing_is_left()
+        assert serving.core.counters == {"prompts_cancelled": 1}
 
 
 def test_a_queue_that_would_refuse_everything_is_refused() -> None:
