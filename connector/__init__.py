@@ -29,7 +29,16 @@ from connector.identity import EngineId, new_engine_id, new_transfer_id
 from connector.importer import ImportOutcome
 from connector.link import Link
 from connector.listener import Endpoint, Listener, Listeners, ListenOn
-from connector.pages import GroupPages, GroupSpec, LayerPages, PoolGeometry, block_bytes, build_geometry
+from connector.pages import (
+    LAYOUTS,
+    GroupPages,
+    GroupSpec,
+    LayerPages,
+    PoolGeometry,
+    StateSpec,
+    block_bytes,
+    build_geometry,
+)
 from connector.pull import Imported, Pull
 from connector.sink import Reason
 from connector.sources import SourceEnd, SourceRef, Sources
@@ -51,6 +60,7 @@ __all__ = [
     "Imported",
     "IncompatibleError",
     "InvalidTransition",
+    "LAYOUTS",
     "LayerPages",
     "Link",
     "LinkStats",
@@ -69,6 +79,7 @@ __all__ = [
     "SourceEnd",
     "SourceRef",
     "Sources",
+    "StateSpec",
     "TransportError",
     "UnreachableError",
     "WireError",

@@ -23,6 +23,7 @@ from connector.compatibility import CompatibilityRecord
 from connector.config import ConnectorConfig
 from connector.dial import dial
 from connector.errors import ConnectorError, PeerLostError
+from connector.geometry import check_geometry
 from connector.handshake import Identity
 from connector.identity import EngineId
 from connector.importer import Importer
@@ -30,7 +31,6 @@ from connector.link import Link
 from connector.listener import Endpoint, Listeners, ListenOn
 from connector.measure import measure
 from connector.pages import PoolGeometry
-from connector.plan import check_geometry
 from connector.pull import Pull
 from connector.sink import PeerKey, Sink
 from connector.sources import Sources

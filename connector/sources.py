@@ -13,10 +13,10 @@ from typing import assert_never
 
 import msgspec
 
+from connector.correspondence import check_blocks
 from connector.errors import InvalidTransition, PlanError
 from connector.identity import EngineId
 from connector.pages import PoolGeometry
-from connector.plan import check_blocks
 from connector.source import AckStatus, Ended, Instruction, LongHeld, Outcome, RenewStatus, SourceTable
 
 logger = logging.getLogger(__name__)
