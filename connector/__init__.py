@@ -45,6 +45,7 @@ from connector.sources import SourceEnd, SourceRef, Sources
 from connector.transport.base import Memory
 
 __all__ = [
+    "LAYOUTS",
     "CompatibilityRecord",
     "Connector",
     "ConnectorConfig",
@@ -60,7 +61,6 @@ __all__ = [
     "Imported",
     "IncompatibleError",
     "InvalidTransition",
-    "LAYOUTS",
     "LayerPages",
     "Link",
     "LinkStats",

@@ -1,8 +1,8 @@
 """Which tokens of the source's blocks go where in the destination's: block ids become arrays of chunks.
 
-Both sides name blocks in the order of the tokens, and both lists end with the block that holds the last token. The
-destination names only what it lacks, so that the lists may differ in length: they are aligned at their ends. Where the
-block sizes differ, a chunk is what lies within one block on either side.
+Both sides name blocks in the order of the tokens, and both lists end with the block that holds the last token: they are
+aligned at their ends. They may differ in length, because the destination names only what it lacks, and because groups
+that drop old tokens may name fewer. Where the block sizes differ, a chunk is what lies within one block on either side.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Chunks(msgspec.Struct, frozen=True):
 
 
 class Correspondence:
-    """The blocks of one group. `first_token` is the first that the destination lacks, `num_tokens` all of them.
+    """The blocks of one group, of which the destination has those of the first `local_tokens` tokens already.
 
-    Of a state group the rows are slots: `num_tokens` is how many.
+    `first_token` is the first that is moved, `num_tokens` is where they end. Of a state group these are slots.
 
     Raises:
         PlanError: the ids are not blocks of the pools, or the source lacks what the destination wants.
@@ -46,9 +46,12 @@ class Correspondence:
         destination_blocks: Sequence[int],
         group: str,
         num_tokens: int,
+        local_tokens: int = 0,
     ) -> None:
-        theirs = check_blocks(source, group, source_blocks, num_tokens, whose="the source", partial=True)
-        ours = check_blocks(destination, group, destination_blocks, num_tokens, whose="the destination", partial=True)
+        theirs = check_blocks(source, group, source_blocks, num_tokens, whose="the source")
+        ours = check_blocks(
+            destination, group, destination_blocks, num_tokens, whose="the destination", local_tokens=local_tokens
+        )
         pages = destination.group(group)
         self._source_rows = source.tokens_per_block(source.group(group))
         self._destination_rows = destination.tokens_per_block(pages)
@@ -106,18 +109,16 @@ def check_blocks(
     num_tokens: int,
     *,
     whose: str,
-    partial: bool = False,
+    local_tokens: int = 0,
 ) -> Offsets:
-    """The ids as an array, proved to be blocks of this pool that can hold exactly `num_tokens` tokens.
-
-    With `partial` the oldest blocks may be missing. Groups that drop old tokens may always lack them; a state group has
-    at least one slot.
+    """The ids as an array, proved to be blocks of this pool that can hold exactly the tokens from `local_tokens` to
+    before `num_tokens`. Groups that drop old tokens may name fewer; a state group names as many slots as it likes.
 
     Raises:
         PlanError: no tokens, another number of blocks, an id outside the pool, or one named twice.
     """
     group = geometry.group(group_name)
-    _check_count(geometry, group, len(block_ids), num_tokens, whose, partial or group.kind not in KEEPS_EVERY_TOKEN)
+    _check_count(geometry, group, len(block_ids), num_tokens, local_tokens, whose)
     try:
         ids = np.array(block_ids, dtype=np.int64).reshape(len(block_ids))
     except (OverflowError, TypeError, ValueError) as error:
@@ -135,20 +136,21 @@ def check_blocks(
 
 
 def _check_count(
-    geometry: PoolGeometry, group: GroupPages, count: int, num_tokens: int, whose: str, partial: bool
+    geometry: PoolGeometry, group: GroupPages, count: int, num_tokens: int, local_tokens: int, whose: str
 ) -> None:
-    if num_tokens < 1:
-        raise PlanError(f"{whose} names {count} blocks of group {group.name!r} for {num_tokens} tokens; "
-                        "there must be at least one")  # fmt: skip
-    if group.kind == "state":
-        if not partial and count < 1:
-            raise PlanError(f"{whose} names no slot of the state group {group.name!r}")
-        return
-    needed = -(-num_tokens // geometry.block_size)
-    if count > needed or (count < needed and not partial):
+    size = geometry.block_size
+    if not 0 <= local_tokens < num_tokens or local_tokens % size:
         raise PlanError(
-            f"{whose} names {count} blocks of group {group.name!r} for {num_tokens} tokens; "
-            f"{needed} blocks of {geometry.block_size} tokens hold them"
+            f"{whose} has {local_tokens} of {num_tokens} tokens; there must be at least one to move, and blocks of "
+            f"{size} tokens are had whole"
+        )
+    if group.kind == "state":
+        return
+    needed = -(-num_tokens // size) - local_tokens // size
+    if count > needed or (count < needed and group.kind in KEEPS_EVERY_TOKEN):
+        raise PlanError(
+            f"{whose} names {count} blocks of group {group.name!r} for tokens {local_tokens} to {num_tokens}; "
+            f"{needed} blocks of {size} tokens hold them"
         )
 
 

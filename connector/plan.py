@@ -29,11 +29,11 @@ class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one transfer, or one part of it, moves. `blocks` are the destination's ids by group."""
+    """Everything that a READ moves, of `num_tokens` tokens. `blocks` are the destination's ids by group."""
 
-    op: Op
     batches: tuple[PlannedBatch, ...]
     blocks: dict[str, Offsets]
+    num_tokens: int
 
     @property
     def total_bytes(self) -> int:
@@ -63,21 +63,27 @@ def plan_read(
     destination: PoolGeometry,
     destination_blocks: Mapping[str, Sequence[int]],
     num_tokens: int,
+    local_tokens: int = 0,
 ) -> Plan:
     """READ what the destination lacks of `num_tokens` tokens: the destination is local, the source is the peer's.
 
-    Each side names blocks in the order of the tokens, the last of which holds the last token; the destination leaves
-    out, at the front, what it has already. Where block sizes are equal the last block is moved whole even if it is
-    partly filled.
+    Each side names blocks in the order of the tokens, the last of which holds the last token. The destination has the
+    first `local_tokens` already and leaves their blocks out. Where block sizes are equal the last block is moved whole
+    even if it is partly filled.
 
     Raises:
         PlanError: the pages are not alike, or the blocks are not what each side's geometry and `num_tokens` allow.
     """
-    pairs = correspond(source, source_blocks, destination, destination_blocks, num_tokens)
+    pairs = correspond(source, source_blocks, destination, destination_blocks, num_tokens, local_tokens)
+    pieces: list[_Piece] = []
+    for name, pair in pairs.items():
+        theirs, ours = source.group(name), destination.group(name)
+        for chunks in pair.chunks(0, pair.num_tokens):
+            pieces += pieces_of(theirs, ours, chunks, range(len(ours.layers)))
     return Plan(
-        op="read",
-        batches=_batches(source, destination, pairs, "read"),
+        batches=merged(pieces, "read"),
         blocks={name: pair.destination for name, pair in pairs.items()},
+        num_tokens=num_tokens - local_tokens,
     )
 
 
@@ -87,6 +93,7 @@ def correspond(
     destination: PoolGeometry,
     destination_blocks: Mapping[str, Sequence[int]],
     num_tokens: int,
+    local_tokens: int,
 ) -> dict[str, Correspondence]:
     """By group, which source block goes where. Raises `PlanError`, see `plan_read`."""
     require_alike(source, destination)
@@ -98,21 +105,16 @@ def correspond(
         )
     return {
         group.name: Correspondence(
-            source, source_blocks[group.name], destination, destination_blocks[group.name], group.name, num_tokens
+            source,
+            source_blocks[group.name],
+            destination,
+            destination_blocks[group.name],
+            group.name,
+            num_tokens,
+            local_tokens,
         )
         for group in destination.groups
     }
-
-
-def _batches(
-    source: PoolGeometry, destination: PoolGeometry, pairs: Mapping[str, Correspondence], op: Op
-) -> tuple[PlannedBatch, ...]:
-    pieces: list[_Piece] = []
-    for name, pair in pairs.items():
-        theirs, ours = source.group(name), destination.group(name)
-        for chunks in pair.chunks(0, pair.num_tokens):
-            pieces += pieces_of(theirs, ours, chunks, range(len(ours.layers)))
-    return merged(pieces, op)
 
 
 def pieces_of(source: GroupPages, destination: GroupPages, chunks: Chunks, layers: Sequence[int]) -> list[_Piece]:

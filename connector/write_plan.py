@@ -28,11 +28,12 @@ class WritePlanner:
         destination: PoolGeometry,
         destination_blocks: Mapping[str, Sequence[int]],
         num_tokens: int,
+        local_tokens: int = 0,
     ) -> None:
         self.num_tokens = num_tokens
         self._source = source
         self._destination = destination
-        self._pairs = correspond(source, source_blocks, destination, destination_blocks, num_tokens)
+        self._pairs = correspond(source, source_blocks, destination, destination_blocks, num_tokens, local_tokens)
         self._places = {
             page.layer: (group.name, index) for group in source.groups for index, page in enumerate(group.layers)
         }

@@ -9,10 +9,15 @@ from tests.connector.geometries import every_group
 
 
 def of(
-    source: list[int], destination: list[int], num_tokens: int, group: str = "full", sizes: tuple[int, int] = (4, 4)
+    source: list[int],
+    destination: list[int],
+    num_tokens: int,
+    group: str = "full",
+    sizes: tuple[int, int] = (4, 4),
+    local_tokens: int = 0,
 ) -> Correspondence:
     there, here = (every_group("BLHNC", size) for size in sizes)
-    return Correspondence(there, source, here, destination, group, num_tokens)
+    return Correspondence(there, source, here, destination, group, num_tokens, local_tokens)
 
 
 def tokens(pair: Correspondence, first: int = 0, end: int | None = None) -> dict[tuple[int, int], tuple[int, int]]:
@@ -34,14 +39,21 @@ def test_blocks_of_one_size_move_whole_also_the_last() -> None:
 
 def test_the_lists_are_aligned_at_their_ends() -> None:
     """Aligned at the front, the source's prefix would land in the destination's suffix."""
-    pair = of([5, 6, 7], [1], 9)
+    pair = of([5, 6, 7], [1], 9, local_tokens=8)
     assert pair.first_token == 8
     assert set(tokens(pair)) == {(1, row) for row in range(4)}
     assert tokens(pair)[1, 0] == (7, 0)
 
 
-def test_a_destination_that_lacks_nothing_gets_nothing() -> None:
-    assert of([5, 6], [], 8).chunks(0, 8) == []
+@pytest.mark.parametrize("local_tokens", [8, 12, -4, 3])
+def test_what_is_had_is_whole_blocks_and_not_everything(local_tokens: int) -> None:
+    with pytest.raises(PlanError, match=f"the destination has {local_tokens} of 8 tokens"):
+        of([5, 6], [1], 8, local_tokens=local_tokens)
+
+
+def test_a_destination_names_exactly_what_it_lacks() -> None:
+    with pytest.raises(PlanError, match="names 1 blocks of group 'full' for tokens 4 to 12; 2 blocks"):
+        of([5, 6, 7], [1], 12, local_tokens=4)
 
 
 def test_a_part_of_the_tokens() -> None:
@@ -57,9 +69,10 @@ def test_every_token_goes_where_it_belongs_whatever_the_block_sizes(sizes: tuple
     mine, other = (-(-num_tokens // size) for size in sizes)
     source, destination = (random.permutation(12)[:count].tolist() for count in (mine, other))
     for missing in {other, max(1, other - 1)}:
-        pair = of(source, destination[other - missing :], num_tokens, sizes=sizes)
+        local_tokens = (other - missing) * sizes[1]
+        pair = of(source, destination[other - missing :], num_tokens, sizes=sizes, local_tokens=local_tokens)
         found = tokens(pair)
-        for token in range((other - missing) * sizes[1], num_tokens):
+        for token in range(local_tokens, num_tokens):
             here = destination[token // sizes[1]], token % sizes[1]
             assert found.pop(here) == (source[token // sizes[0]], token % sizes[0])
         if sizes[0] != sizes[1]:

@@ -9,7 +9,7 @@ from connector.write_plan import WritePlanner
 from tests.connector.geometries import carry_out, every_group, memory
 
 THEIRS = {"full": [3, 9, 1, 2], "window": [4, 0], "latent": [5, 6, 7, 8], "state": [2]}
-OURS = {"full": [1, 8], "window": [6], "latent": [0, 1, 2, 3], "state": [0]}
+OURS = {"full": [1, 8], "window": [6], "latent": [0, 3], "state": [0]}
 LAYERS = range(8)
 
 
@@ -17,7 +17,13 @@ LAYERS = range(8)
 @pytest.mark.parametrize("ends", [[14], [5, 10, 14], [1, 2, 3, 4, 8, 12, 13, 14], [4, 8, 12, 14]])
 def test_written_in_pieces_it_is_what_a_read_would_have_moved(layout: str, ends: list[int]) -> None:
     source, destination = every_group(layout, 4), every_group("BLHNC", 4)
-    sides = {"source": source, "source_blocks": THEIRS, "destination": destination, "destination_blocks": OURS}
+    sides = {
+        "source": source,
+        "source_blocks": THEIRS,
+        "destination": destination,
+        "destination_blocks": OURS,
+        "local_tokens": 8,
+    }
     local, remote = memory(source, 1), memory(destination, 2)
     expected = [array.copy() for array in remote]
     carry_out(plan_read(**sides, num_tokens=14).batches, "read", expected, local)  # type: ignore[arg-type]
