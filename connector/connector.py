@@ -27,6 +27,7 @@ from connector.geometry import check_geometry
 from connector.handshake import Identity
 from connector.identity import EngineId
 from connector.importer import Importer
+from connector.lanes import Lanes
 from connector.link import Link
 from connector.listener import Endpoint, Listeners, ListenOn
 from connector.measure import measure
@@ -127,21 +128,17 @@ class Connector:
             self._listeners.close()
             raise
         us = self._identity(transports)
+        lanes = Lanes(transports, self._fault)
         importer = Importer(
-            transports,
-            self._sink,
-            self._clock,
-            timeout_s=config.import_timeout_s,
-            on_peer_lost=self._data_lost,
-            on_fault=self._fault,
+            lanes, self._sink, self._clock, timeout_s=config.import_timeout_s, on_peer_lost=self._data_lost
         )
         acceptor = Acceptor(
             us, self.sources, answer_s=config.handshake_timeout_s, idle_s=config.lease_s, on_fault=self._fault
         )
         ticking = asyncio.get_running_loop().create_task(self._tick(importer), name=f"leases of {self.engine_id}")
         ticking.add_done_callback(self._ended)
-        self._running = _Running(us, transports, importer, acceptor, ticking)
-        importer.start()
+        self._running = _Running(us, lanes, importer, acceptor, ticking)
+        lanes.start(importer)
         try:
             await acceptor.start(listener)
         except BaseException:
@@ -175,13 +172,13 @@ class Connector:
             known = self._links.get(peer.name)
             if known is not None and known.peer == peer:
                 return known
-            session = await dial(running.us, peer, endpoint, running.transports, None, self._config.handshake_timeout_s)
+            session = await dial(running.us, peer, endpoint, running.lanes, None, self._config.handshake_timeout_s)
             link = Link(
                 running.us,
                 peer,
                 endpoint,
                 session,
-                running.transports,
+                running.lanes,
                 running.importer,
                 self._clock,
                 renew_s=self._config.renew_s,
@@ -298,7 +295,7 @@ class Connector:
         async with contextlib.AsyncExitStack() as every:  # in reverse; one that fails does not keep the others
             every.callback(self._listeners.close)
             if self._running is not None:
-                every.callback(self._running.importer.close)
+                every.callback(_close_lanes, self._running)
                 every.callback(self.sources.close)
                 every.push_async_callback(self._running.acceptor.close)
                 every.push_async_callback(_cancel, self._running.ticking)
@@ -312,6 +309,15 @@ class Connector:
                 every.create_task(link.close())
 
 
+def _close_lanes(running: _Running) -> None:
+    try:
+        running.lanes.close()
+    except BaseException as error:
+        running.importer.close(error)
+        raise
+    running.importer.close()
+
+
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
@@ -321,7 +327,7 @@ class _Running(msgspec.Struct, frozen=True):
     """What exists between `start` and `close`."""
 
     us: Identity
-    transports: dict[str, Transport]
+    lanes: Lanes
     importer: Importer
     acceptor: Acceptor
     ticking: asyncio.Task[None]

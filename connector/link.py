@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from connector.connection import LINGER_S, Connection
 from connector.dial import Session, dial
@@ -18,12 +18,12 @@ from connector.errors import HandshakeError, TransportError, WireError, WrongInc
 from connector.handshake import Identity
 from connector.identity import EngineId
 from connector.importer import Importer
+from connector.lanes import Lanes
 from connector.lease import Lease
 from connector.ledger import Ledger
 from connector.listener import Endpoint
 from connector.pages import PoolGeometry
 from connector.sink import PeerKey
-from connector.transport.base import Transport
 from connector.wire import AckReply, Bye, Refused, RenewReply
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Link:
         peer: EngineId,
         endpoint: Endpoint,
         session: Session,
-        transports: Mapping[str, Transport],
+        lanes: Lanes,
         importer: Importer,
         clock: Callable[[], float],
         *,
@@ -72,7 +72,7 @@ class Link:
         self._us = us
         self._connection: Connection | None = session.connection
         self._data_peer: PeerKey | None = session.data_peer
-        self._transports = transports
+        self._lanes = lanes
         self._importer = importer
         self._clock = clock
         self._renew_s = min(renew_s, session.record.lease_s / 3)
@@ -185,9 +185,7 @@ class Link:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LAST_RETRY_S)
             try:
-                session = await dial(
-                    self._us, self.peer, self.endpoint, self._transports, self._data_peer, self._answer_s
-                )
+                session = await dial(self._us, self.peer, self.endpoint, self._lanes, self._data_peer, self._answer_s)
             except WrongIncarnationError as error:
                 logger.warning("%s", error)
                 self.gone = True

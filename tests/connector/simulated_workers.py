@@ -11,6 +11,7 @@ import msgspec
 
 from connector import Imported, ImportOutcome, InvalidTransition, Pull, SourceRef, new_transfer_id
 from connector.importer import Importer
+from connector.lanes import Lanes
 from connector.lease import Lease
 from connector.ledger import Ledger
 from connector.link import Link
@@ -170,18 +171,13 @@ class Consumer:
         self.foreign: list[str] = []
         self.end = fabric.transport("decode", self.pool.custody)
         self.end.register(self.pool.memory)
-        self.link = SimulatedLink(
-            self.ledger, self.clock, producer, ("fabric", self.end.connect(fabric.ends["prefill"].describe()))
-        )
+        self.lanes = Lanes({"fabric": self.end}, self.faults.append)
+        data_peer = self.lanes.connect({"fabric": fabric.ends["prefill"].describe()}, str(P))
+        self.link = SimulatedLink(self.ledger, self.clock, producer, data_peer)
         self.importer = Importer(
-            {"fabric": self.end},
-            self.sink,
-            self.clock,
-            timeout_s=import_timeout_s,
-            on_peer_lost=self.link.lose_data_peer,
-            on_fault=self.faults.append,
+            self.lanes, self.sink, self.clock, timeout_s=import_timeout_s, on_peer_lost=self.link.lose_data_peer
         )
-        self.importer.start()
+        self.lanes.start(self.importer)
         self._send = send
         self._renew_at = self.clock()
 

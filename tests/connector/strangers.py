@@ -19,6 +19,7 @@ from connector.acceptor import Acceptor
 from connector.connection import Connection
 from connector.dial import Session, dial
 from connector.handshake import Identity
+from connector.lanes import Lanes
 from connector.wire import Record
 from tests.connector.fabric import Fabric, FabricTransport
 from tests.connector.pool import TOKEN, D, P, Pool, compatibility
@@ -96,9 +97,8 @@ async def raw(endpoint: Endpoint, data: bytes = b"") -> Connection:
 async def dialled(endpoint: Endpoint, us: Identity | None = None, producer: EngineId = P) -> Session:
     fabric = Fabric()
     fabric.transport(str(P))
-    return await dial(
-        us or identity(D), producer, endpoint, {"fabric": fabric.transport(str(D))}, None, timeout_s=ANSWER_S
-    )
+    lanes = Lanes({"fabric": fabric.transport(str(D))}, lambda error: None)
+    return await dial(us or identity(D), producer, endpoint, lanes, None, timeout_s=ANSWER_S)
 
 
 async def read_on(connection: Connection) -> None:
