@@ -9,6 +9,7 @@ from __future__ import annotations
 from connector.compatibility import CompatibilityRecord
 from connector.config import ConnectorConfig
 from connector.connector import Connector, ConnectorStats, LinkStats
+from connector.destination import DestinationRef
 from connector.errors import (
     ConnectorError,
     HandshakeError,
@@ -27,6 +28,7 @@ from connector.errors import (
 )
 from connector.identity import EngineId, new_engine_id, new_transfer_id
 from connector.importer import ImportOutcome
+from connector.imports import Reason
 from connector.link import Link
 from connector.listener import Endpoint, Listener, Listeners, ListenOn
 from connector.pages import (
@@ -40,7 +42,7 @@ from connector.pages import (
     build_geometry,
 )
 from connector.pull import Imported, Pull
-from connector.sink import Reason
+from connector.receive import Receive
 from connector.sources import SourceEnd, SourceRef, Sources
 from connector.transport.base import Memory
 
@@ -51,6 +53,7 @@ __all__ = [
     "ConnectorConfig",
     "ConnectorError",
     "ConnectorStats",
+    "DestinationRef",
     "Endpoint",
     "EngineId",
     "GroupPages",
@@ -75,6 +78,7 @@ __all__ = [
     "PoolGeometry",
     "Pull",
     "Reason",
+    "Receive",
     "RegistrationError",
     "SourceEnd",
     "SourceRef",

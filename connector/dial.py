@@ -11,9 +11,9 @@ from connector.connection import Connection
 from connector.errors import HandshakeError, UnreachableError, WireError
 from connector.handshake import Identity, greet
 from connector.identity import EngineId
+from connector.imports import PeerKey
 from connector.lanes import Lanes
 from connector.listener import Endpoint
-from connector.sink import PeerKey
 from connector.wire import Record, Refused
 
 

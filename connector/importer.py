@@ -5,16 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 import msgspec
 
 from connector.errors import ImportFailed, PeerLostError, TransportError
+from connector.imports import (
+    BatchKey,
+    Fence,
+    Instruction,
+    Landed,
+    Outcome,
+    PeerKey,
+    Reason,
+    Settled,
+    StopWriting,
+)
 from connector.lanes import Lanes
 from connector.lease import Lease
 from connector.plan import Plan
-from connector.sink import BatchKey, Fence, Instruction, Landed, Outcome, PeerKey, Reason, Settled, Sink
+from connector.sink import Sink
+from connector.transport.base import Offsets
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +47,7 @@ class _Owner(msgspec.Struct):
     on_settled: Callable[[ImportOutcome], None]
     num_bytes: int
     counter: str
+    stop: Callable[[], None] | None = None
 
 
 class Importer:
@@ -106,6 +119,51 @@ class Importer:
             self._carry_out(self._sink.posting_done(transfer_id, self._clock()))
         return settled
 
+    def expect(
+        self,
+        transfer_id: str,
+        peer: PeerKey,
+        blocks: Mapping[str, Offsets],
+        num_bytes: int,
+        on_settled: Callable[[ImportOutcome], None],
+        stop: Callable[[], None],
+    ) -> asyncio.Future[ImportOutcome]:
+        """Hand blocks to a WRITE that a producer is about to be asked for. `stop` asks it to give up. Otherwise as
+        `post`; whoever asks has to cancel it when the answer does not come in time."""
+        self._sink.expect(transfer_id, peer, blocks, now=self._clock())
+        settled = asyncio.get_running_loop().create_future()
+        self._owners[transfer_id] = _Owner(settled, on_settled, num_bytes, "bytes_imported", stop)
+        return settled
+
+    def limit(self, transfer_id: str) -> None:
+        """The producer has computed everything: from now on the WRITE has the time of a READ."""
+        self._sink.limit(transfer_id, self._clock() + self._timeout_s)
+
+    def committed(self, transfer_id: str) -> None:
+        """The producer says that everything has arrived."""
+        self._carry_out(self._sink.committed(transfer_id, self._clock()))
+
+    def not_written(self, transfer_id: str, detail: str) -> None:
+        """The producer says that it will not finish, and has stopped."""
+        self._carry_out(self._sink.not_written(transfer_id, detail, self._clock()))
+
+    def moved(self, before: PeerKey, peer: PeerKey) -> None:
+        """The same process is reached by another data connection."""
+        self._sink.moved(before, peer)
+
+    def stop_writes(self, peer: PeerKey) -> list[asyncio.Future[ImportOutcome]]:
+        """Give up every WRITE of this peer; the futures are done when it has stopped, or has ended."""
+        found = [(transfer_id, owner) for transfer_id, owner in self._owners.items() if owner.stop is not None]
+        found = [(transfer_id, owner) for transfer_id, owner in found if self._sink.peer(transfer_id) == peer]
+        for transfer_id, _ in found:
+            self.cancel(transfer_id)
+        return [owner.settled for _, owner in found]
+
+    def gone(self, peer: PeerKey, cause: str) -> None:
+        """The process behind this data connection has ended, whatever the transport says."""
+        self._carry_out(self._sink.peer_down(peer, cause, self._clock(), gone=True))
+        self._carry_out(self._sink.fenced(peer, cause, self._clock()))
+
     def cancel(self, transfer_id: str) -> None:
         """Nobody wants this import any more; its blocks stay its own until it has settled."""
         self._carry_out(self._sink.cancel(transfer_id, self._clock()))
@@ -116,7 +174,7 @@ class Importer:
 
     def fence(self, peer: PeerKey, cause: str) -> None:
         """Tear the connection to a peer down by force; everything it still had in flight settles."""
-        self._carry_out(self._sink.peer_down(peer, cause, self._clock()))
+        self._carry_out(self._sink.peer_down(peer, cause, self._clock(), gone=False))
 
     def tick(self) -> None:
         """Give up what has taken too long."""
@@ -152,6 +210,10 @@ class Importer:
                         self._tell(settled)
                     case Fence(peer, cause):
                         self._lanes.fence(peer, cause)
+                    case StopWriting(transfer_id):
+                        stop = self._owners[transfer_id].stop
+                        assert stop is not None
+                        stop()
                     case never:
                         assert_never(never)
         finally:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, assert_never
 
 from connector.choice import choose
+from connector.imports import BatchKey, PeerKey
 from connector.plan import PlannedBatch
-from connector.sink import BatchKey, PeerKey
 from connector.transport.base import Completed, Op, PeerDown, Transport
 
 logger = logging.getLogger(__name__)

@@ -11,13 +11,15 @@ import msgspec
 
 from connector import Imported, ImportOutcome, InvalidTransition, Pull, SourceRef, new_transfer_id
 from connector.importer import Importer
+from connector.imports import PeerKey
 from connector.lanes import Lanes
 from connector.lease import Lease
 from connector.ledger import Ledger
 from connector.link import Link
-from connector.sink import PeerKey, Sink
-from connector.source import Ended, Instruction, SourceState, SourceTable
-from connector.wire import Ack, AckReply, Renew, RenewReply
+from connector.sink import Sink
+from connector.source import Ended, Instruction, SourceState
+from connector.source_table import SourceTable
+from connector.wire import Ack, AckReply, Cancel, Renew, RenewReply
 from tests.clock import FakeClock
 from tests.connector.fabric import Fabric
 from tests.connector.pool import BLOCK_SIZE, D, P, Pool
@@ -46,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
     source: SourceRef | None
 
 
-Message: TypeAlias = Ask | CancelCall | Answer | Renew | RenewReply | Ack | AckReply
+Message: TypeAlias = Ask | CancelCall | Answer | Renew | RenewReply | Ack | AckReply | Cancel
 CALL = (Ask, CancelCall, Answer)
 """What travels by gRPC: delivered once, or not at all. The rest is the control connection's."""
 

@@ -17,6 +17,7 @@ from connector import (
 )
 from connector.acceptor import Acceptor
 from connector.connection import Connection
+from connector.consumers import Consumers
 from connector.dial import Session, dial
 from connector.handshake import Identity
 from connector.lanes import Lanes
@@ -49,7 +50,14 @@ class Producer:
     def __init__(self, us: Identity) -> None:
         self.faults: list[BaseException] = []
         self.sources = Sources(P, POOL.geometry, LEASE_S, asyncio.get_running_loop().time)
-        self.acceptor = Acceptor(us, self.sources, answer_s=ANSWER_S, idle_s=LEASE_S, on_fault=self.faults.append)
+        self.acceptor = Acceptor(
+            us,
+            self.sources,
+            Consumers(Lanes({}, self.faults.append)),
+            answer_s=ANSWER_S,
+            idle_s=LEASE_S,
+            on_fault=self.faults.append,
+        )
         self.endpoint = Endpoint("", 0)
 
     @property
