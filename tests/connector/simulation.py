@@ -118,6 +118,24 @@ class Simulation:
         self.consumer.clock.advance(seconds)
         self.step(self.consumer.importer.tick if self.consumer.alive else lambda: None)
 
+    def lose_data_connection(self) -> None:
+        """The consumer's data connection is torn down while the producer lives, and made anew."""
+        link, fabric = self.consumer.link, "fabric"
+        if link.data_peer is None:
+            return
+
+        def lose() -> None:
+            self.consumer.end.mark_down(link._reached_by[1], "its time has passed", gone=False)
+
+        def again() -> None:
+            data_peer = self.consumer.lanes.connect({fabric: self.producer.end.describe()}, str(link.peer))
+            self.consumer.importer.moved(link._reached_by, data_peer)
+            link._data_peer = link._reached_by = data_peer
+
+        self.step(lose)
+        if self.producer.alive:
+            self.step(again)
+
     def kill_producer(self, *, reported: bool) -> None:
         """Its process is gone; its memory may still be read."""
         self.producer.alive = False

@@ -104,6 +104,11 @@ class Actions:
         """The control connection breaks, and is made again."""
         self._world.disconnect()
 
+    def lose_data_connection(self) -> None:
+        """Torn down by mistake: the producer lives."""
+        if self._world.consumer.alive:
+            self._world.lose_data_connection()
+
     def cut_off(self) -> None:
         """For about as long as a lease lasts, nothing comes through."""
         for _ in range(3 + self._choose(6)):

@@ -69,6 +69,7 @@ SELDOM = (
     "pass_time",
     "jump",
     "disconnect",
+    "lose_data_connection",
     "cut_off",
     "kill_producer",
     "restart_producer",
