@@ -7,7 +7,8 @@ process and two copies of UCX in one process crash each other.
 from __future__ import annotations
 
 import difflib
-from typing import Final, Literal, Protocol
+from collections.abc import Callable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -53,16 +54,27 @@ class Contender(Protocol):
         """When this process's Python code saw the notice with that number. Called at the target."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A contender, and how it is set up. `tcp_only` keeps UCX to TCP by UCX_TLS=tcp; elsewhere UCX_TLS is not set.
+@runtime_checkable
+class Serving(Contender, Protocol):
+    """A contender whose target does nothing for the initiator unless its own code keeps calling the library."""
 
-    `waits` says how its processes wait, `setup` how it is used. `distributions` are what it may be installed from.
+    def serve(self, until: Callable[[], bool]) -> None:
+        """Keep calling until `until()`. Called at the target, during each operation that it awaits no notice of."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A contender, and how it is set up.
+
+    `tcp_only` keeps UCX to TCP by UCX_TLS=tcp; elsewhere UCX_TLS is not set. `target_serves` says that it is a
+    `Serving`. `waits` says how its processes wait, `setup` how it is used; `distributions` are what it may be
+    installed from.
     """
 
     name: str
     tcp_only: bool = False
     has_target: bool = True
     notifies: bool = True
+    target_serves: bool = False
     waits: str
     setup: str
     distributions: tuple[str, ...] = ()
@@ -70,10 +82,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 _OWN_WAITS = "sleeps on the completion descriptor; the target sleeps on the socket"
 _OWN_NOTICE = "after its completion one frame on a TCP connection"
-_NIXL_WAITS = "polls check_xfer_state without a pause, as documented; the target polls get_new_notifs every 10 us"
+_NIXL_WAITS = (
+    "busy: polls check_xfer_state without a pause, as documented, and the target get_new_notifs, which progresses it; "
+    "neither side looks between operations"
+)
 _NIXL_SETUP = (
-    "UCX backend, progress threads on, prepared descriptor lists (prep_xfer_dlist, make_prepped_xfer), the notice in "
-    "the transfer (notif_msg)"
+    "UCX backend, no progress thread (the faster way, see bench/transfer/nixl.py), prepared descriptor lists "
+    "(prep_xfer_dlist, make_prepped_xfer), the notice in the transfer (notif_msg)"
 )
 
 CONTENDERS: Final = {
@@ -100,12 +115,19 @@ CONTENDERS: Final = {
             setup=f"the product's transport, UCX_TLS=tcp; notice: {_OWN_NOTICE}",
             distributions=("libucx-cu12",),
         ),
-        Entry(name="nixl", waits=_NIXL_WAITS, setup=f"{_NIXL_SETUP}, UCX_TLS unset", distributions=("nixl-cu12",)),
+        Entry(
+            name="nixl",
+            waits=_NIXL_WAITS,
+            setup=f"{_NIXL_SETUP}, UCX_TLS unset",
+            target_serves=True,
+            distributions=("nixl-cu12",),
+        ),
         Entry(
             name="nixl-tcp",
             tcp_only=True,
             waits=_NIXL_WAITS,
             setup=f"{_NIXL_SETUP}, UCX_TLS=tcp",
+            target_serves=True,
             distributions=("nixl-cu12",),
         ),
         Entry(

@@ -66,7 +66,7 @@ class Measurement:
         samples: dict[str, list[Sample]] = {pair.entry.name: [] for pair in self._pairs}
         ends_at = self._clock() + CELL_BUDGET_S
         for number in range(rounds):
-            if number >= LEAST_ROUNDS and self._clock() > ends_at:
+            if number >= LEAST_ROUNDS and self._clock() >= ends_at:
                 break
             for name, sample in self._round(cell, op).items():
                 samples[name].append(sample)

@@ -74,17 +74,22 @@ class Pair:
         Raises:
             ContenderFailed: it broke, or was late.
         """
-        target = self._target if op == "write" and self.entry.notifies else None
+        awaiting = self._target if op == "write" and self.entry.notifies else None
+        serving = self._target if awaiting is None and self.entry.target_serves else None
         number = self._next_notice
         self._next_notice += 1
-        if target is not None:
-            target.ask(process.AwaitNotice(number), process.Done)
-        command = process.Operate(op, local.tobytes(), remote.tobytes(), None if target is None else number)
+        if awaiting is not None:
+            awaiting.ask(process.AwaitNotice(number), process.Done)
+        if serving is not None:
+            serving.ask(process.Serve(), process.Done)
+        command = process.Operate(op, local.tobytes(), remote.tobytes(), None if awaiting is None else number)
         moved = self._initiator.ask(command, process.Moved)
         done_us = Timing(moved.started_ns, moved.ended_ns).microseconds
-        if target is None:
+        if serving is not None:
+            serving.ask(process.Ping(), process.Done)
+        if awaiting is None:
             return Sample(done_us, None)
-        return Sample(done_us, (target.hear(process.Noticed).at_ns - moved.started_ns) / 1e3)
+        return Sample(done_us, (awaiting.hear(process.Noticed).at_ns - moved.started_ns) / 1e3)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ standard error, which its parent keeps in a file.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
 from typing import Annotated, TypeAlias, cast
@@ -14,7 +15,7 @@ from typing import Annotated, TypeAlias, cast
 import msgspec
 import numpy as np
 
-from bench.transfer.contender import Contender, Role
+from bench.transfer.contender import Contender, Role, Serving
 from bench.transfer.memory import MappedMemory
 from connector.transport.base import Op
 
@@ -29,6 +30,14 @@ class Connect(msgspec.Struct, frozen=True, tag=True):
     """Answered by `Done`."""
 
     description: bytes
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `Done`."""
+
+
+class Serve(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `Done`; lasts until the next command. See `Serving`."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -87,7 +96,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Command: TypeAlias = Describe | Connect | Prepare | Operate | AwaitNotice
+Command: TypeAlias = Describe | Connect | Ping | Serve | Prepare | Operate | AwaitNotice
 Answer: TypeAlias = Described | Done | Moved | Noticed | Unavailable | Broken
 
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -133,12 +142,18 @@ def serve(stream: socket.socket, name: str, role: Role, memory: MappedMemory, ot
                 case Connect(description):
                     contender.connect(description)
                     say(Done())
+                case Ping():
+                    say(Done())
+                case Serve():
+                    assert isinstance(contender, Serving)
+                    say(Done())
+                    contender.serve(lambda: bool(select.select([stream], [], [], 0)[0]))
                 case Prepare(page_bytes):
                     contender.prepare(page_bytes)
                     say(Done())
                 case Operate(op, local, remote, notice):
-                    pages = (np.frombuffer(ids, dtype=np.int32) for ids in (local, remote))
-                    timing = contender.operate(op, *pages, notice)
+                    ours, theirs = np.frombuffer(local, dtype=np.int32), np.frombuffer(remote, dtype=np.int32)
+                    timing = contender.operate(op, ours, theirs, notice)
                     say(Moved(timing.started_ns, timing.ended_ns))
                 case AwaitNotice(number):
                     say(Done())
