@@ -9,6 +9,7 @@ from __future__ import annotations
 from connector.compatibility import CompatibilityRecord
 from connector.config import ConnectorConfig
 from connector.connector import Connector, ConnectorStats, LinkStats
+from connector.destination import DestinationRef
 from connector.errors import (
     ConnectorError,
     HandshakeError,
@@ -27,20 +28,32 @@ from connector.errors import (
 )
 from connector.identity import EngineId, new_engine_id, new_transfer_id
 from connector.importer import ImportOutcome
+from connector.imports import Reason
 from connector.link import Link
 from connector.listener import Endpoint, Listener, Listeners, ListenOn
-from connector.pages import GroupPages, GroupSpec, LayerPages, PoolGeometry, block_bytes, build_geometry
+from connector.pages import (
+    LAYOUTS,
+    GroupPages,
+    GroupSpec,
+    LayerPages,
+    PoolGeometry,
+    StateSpec,
+    block_bytes,
+    build_geometry,
+)
 from connector.pull import Imported, Pull
-from connector.sink import Reason
+from connector.receive import Receive
 from connector.sources import SourceEnd, SourceRef, Sources
 from connector.transport.base import Memory
 
 __all__ = [
+    "LAYOUTS",
     "CompatibilityRecord",
     "Connector",
     "ConnectorConfig",
     "ConnectorError",
     "ConnectorStats",
+    "DestinationRef",
     "Endpoint",
     "EngineId",
     "GroupPages",
@@ -65,10 +78,12 @@ __all__ = [
     "PoolGeometry",
     "Pull",
     "Reason",
+    "Receive",
     "RegistrationError",
     "SourceEnd",
     "SourceRef",
     "Sources",
+    "StateSpec",
     "TransportError",
     "UnreachableError",
     "WireError",

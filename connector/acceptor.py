@@ -10,9 +10,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import assert_never
 
 from connector.connection import Connection
+from connector.consumers import Consumers
 from connector.errors import HandshakeError, WireError
 from connector.handshake import Identity, answer
 from connector.identity import EngineId
@@ -22,11 +22,8 @@ from connector.wire import (
     Ack,
     AckReply,
     Bye,
-    Challenge,
+    Cancel,
     Frame,
-    Hello,
-    Proof,
-    Record,
     Refused,
     Renew,
     RenewReply,
@@ -46,6 +43,7 @@ class Acceptor:
         self,
         us: Identity,
         sources: Sources,
+        consumers: Consumers,
         *,
         answer_s: float,
         idle_s: float,
@@ -54,6 +52,7 @@ class Acceptor:
         self.counters: Counter[str] = Counter()
         self._us = us
         self._sources = sources
+        self._consumers = consumers
         self._answer_s = answer_s
         self._idle_s = idle_s
         self._on_fault = on_fault
@@ -86,12 +85,15 @@ class Acceptor:
 
     async def _serve(self, connection: Connection) -> None:
         try:
-            consumer, _ = await answer(connection, self._us, self._answer_s)
+            consumer, record = await answer(connection, self._us, self._answer_s)
             self.counters["handshakes_accepted"] += 1
             connection.peer = str(consumer)
             logger.info("%s has connected", consumer)
-            while (frame := await connection.receive(self._idle_s)) and not isinstance(frame, Bye):
-                await self._reply(connection, consumer, frame)
+            self._consumers.arrived(consumer, record, connection)
+            try:
+                await self._converse(connection, consumer)
+            finally:
+                self._consumers.left(consumer, connection)
             logger.info("%s has left", consumer)
         except HandshakeError as error:
             self.counters["handshakes_refused"] += 1
@@ -106,23 +108,30 @@ class Acceptor:
         finally:
             await connection.close()
 
+    async def _converse(self, connection: Connection, consumer: EngineId) -> None:
+        for notice in self._sources.notices(consumer):
+            await connection.send(notice, self._answer_s)
+        while (frame := await connection.receive(self._idle_s)) and not isinstance(frame, Bye):
+            await self._reply(connection, consumer, frame)
+
     async def _reply(self, connection: Connection, consumer: EngineId, frame: Frame) -> None:
         match frame:
-            case Renew() | Ack():
+            case Renew() | Ack() | Cancel():
                 if (frame.consumer, frame.producer) != (consumer, self._us.engine_id):
                     self.counters["frames_misaddressed"] += 1
                     detail = f"a {type(frame).__name__} from {frame.consumer} to {frame.producer} came over the"
                     detail += f" connection between {consumer} and {self._us.engine_id}"
                     await connection.say_last(Refused(reason="misaddressed", detail=detail))
                     raise HandshakeError(detail)
+                if isinstance(frame, Cancel):
+                    self._sources.cancel(frame.transfer_id, consumer)  # answered when nothing is in flight any more
+                    return
                 reply = self._renew(frame) if isinstance(frame, Renew) else self._ack(frame)
                 await connection.send(reply, self._answer_s)
             case Refused():
                 raise HandshakeError(f"{consumer} refused ({frame.reason}): {frame.detail}")
-            case Hello() | Challenge() | Proof() | Record() | RenewReply() | AckReply() | Bye():
-                raise WireError(f"{consumer} sent a {type(frame).__name__}, which is not a consumer's to send now")
             case _:
-                assert_never(frame)
+                raise WireError(f"{consumer} sent a {type(frame).__name__}, which is not a consumer's to send now")
 
     def _renew(self, frame: Renew) -> RenewReply:
         statuses = [(id_, self._sources.renew(id_, frame.consumer)) for id_ in frame.transfer_ids]

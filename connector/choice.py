@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from connector.config import ConnectorConfig
 from connector.errors import RegistrationError, TransportError, UnreachableError
-from connector.sink import PeerKey
+from connector.imports import PeerKey
 from connector.transport.base import Memory, Transport
 
 logger = logging.getLogger(__name__)

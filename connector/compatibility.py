@@ -6,11 +6,14 @@ from typing import TypeAlias
 
 import msgspec
 
-from connector.pages import GroupSpec
+from connector.pages import Group
 
 Value: TypeAlias = str | int | None
 Differences: TypeAlias = dict[str, tuple[Value, Value]]
 """Field -> (ours, theirs)."""
+
+TRANSLATED = ("layout", "block_size")
+"""What plans translate: workers may differ in it. It is told all the same, for whoever looks for slow transfers."""
 
 
 class CompatibilityRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +24,7 @@ class CompatibilityRecord(msgspec.Struct, frozen=True, kw_only=True):
     cache_dtype: str
     layout: str
     block_size: int
-    groups: tuple[GroupSpec, ...]
+    groups: tuple[Group, ...]
     tp_size: int = 1
     tp_rank: int = 0
     mode: str = "read"
@@ -39,7 +42,9 @@ def find_differences(ours: CompatibilityRecord, theirs: CompatibilityRecord) -> 
 
 def _flatten(record: CompatibilityRecord) -> dict[str, Value]:
     flat: dict[str, Value] = {
-        field: value for field, value in msgspec.structs.asdict(record).items() if field != "groups"
+        field: value
+        for field, value in msgspec.structs.asdict(record).items()
+        if field != "groups" and field not in TRANSLATED
     }
     flat["groups"] = ", ".join(group.name for group in record.groups)
     for group in record.groups:

@@ -10,6 +10,8 @@ import msgspec
 class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a worker hands pages over.
 
+    `mode`: in `read` the consumer pulls pages after they have been computed, in `write` the producer pushes each layer
+    as it is computed; both ends have to agree.
     `transport`: `auto` takes shared memory to a peer on the same host and UCX otherwise; a named one is required.
     `host` is bound and advertised: peers connect to it, so it is never a wildcard. `port` is one fixed port, or 0 for
     any; `port_range` ("9000-9100", both ends included) tries each in turn; only one of the two may be set.
@@ -22,7 +24,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     transport: Literal["auto", "shm", "ucx"] = "auto"
-    mode: Literal["read"] = "read"
+    mode: Literal["read", "write"] = "read"
     host: str = "127.0.0.1"
     port: int = 0
     port_range: str = ""

@@ -14,6 +14,9 @@ from connector.wire import MAX_FRAME_BYTES, PREFIX_BYTES, Frame
 LINGER_S = 1.0
 """How long a refused peer gets to read why, and a closing connection to flush."""
 
+MAX_UNREAD_BYTES = 1 << 20
+"""How much a peer may leave unread of what is said to it without waiting."""
+
 
 class Connection:
     """Owner of one stream. `peer` is for messages only."""
@@ -39,6 +42,14 @@ class Connection:
             raise WireError(f"{self.peer} has not read for {timeout_s:g} s") from None
         except OSError as error:
             raise WireError(f"the connection to {self.peer} broke: {error}") from error
+
+    def say(self, frame: Frame) -> None:
+        """Hand a frame over without waiting. A connection whose peer does not read is dropped instead: what has to be
+        heard is said again on the next one."""
+        if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self.abort()
+        elif not self._writer.is_closing():
+            self._writer.write(wire.encode(frame))
 
     async def receive(self, timeout_s: float, limit: int = MAX_FRAME_BYTES) -> Frame:
         """The next frame, whole, within `timeout_s`.

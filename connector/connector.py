@@ -13,7 +13,7 @@ import logging
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -21,18 +21,24 @@ from connector.acceptor import Acceptor
 from connector.choice import builders, open_transports
 from connector.compatibility import CompatibilityRecord
 from connector.config import ConnectorConfig
+from connector.consumers import Consumers
+from connector.destination import DestinationRef
 from connector.dial import dial
 from connector.errors import ConnectorError, PeerLostError
+from connector.geometry import check_geometry
 from connector.handshake import Identity
 from connector.identity import EngineId
-from connector.importer import Importer
+from connector.importer import Importer, ImportOutcome
+from connector.imports import PeerKey
+from connector.lanes import Lanes
 from connector.link import Link
 from connector.listener import Endpoint, Listeners, ListenOn
 from connector.measure import measure
 from connector.pages import PoolGeometry
-from connector.plan import check_geometry
 from connector.pull import Pull
-from connector.sink import PeerKey, Sink
+from connector.pusher import Pusher
+from connector.receive import Receive
+from connector.sink import Sink
 from connector.sources import Sources
 from connector.transport.base import Memory, Transport
 from connector.wire import Record
@@ -58,6 +64,7 @@ class ConnectorStats(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, int]
     sources_held: int
     imports_active: int
+    blocks_quarantined: int
     links: list[LinkStats]
 
 
@@ -127,21 +134,24 @@ class Connector:
             self._listeners.close()
             raise
         us = self._identity(transports)
+        lanes = Lanes(transports, self._fault)
         importer = Importer(
-            transports,
-            self._sink,
-            self._clock,
-            timeout_s=config.import_timeout_s,
-            on_peer_lost=self._data_lost,
-            on_fault=self._fault,
+            lanes, self._sink, self._clock, timeout_s=config.import_timeout_s, on_peer_lost=self._data_lost
         )
+        consumers = Consumers(lanes)
+        pusher = self.sources.attach(lanes, consumers)
         acceptor = Acceptor(
-            us, self.sources, answer_s=config.handshake_timeout_s, idle_s=config.lease_s, on_fault=self._fault
+            us,
+            self.sources,
+            consumers,
+            answer_s=config.handshake_timeout_s,
+            idle_s=config.lease_s,
+            on_fault=self._fault,
         )
         ticking = asyncio.get_running_loop().create_task(self._tick(importer), name=f"leases of {self.engine_id}")
         ticking.add_done_callback(self._ended)
-        self._running = _Running(us, transports, importer, acceptor, ticking)
-        importer.start()
+        self._running = _Running(us, lanes, importer, pusher, acceptor, ticking)
+        lanes.start(pusher, importer)
         try:
             await acceptor.start(listener)
         except BaseException:
@@ -175,13 +185,13 @@ class Connector:
             known = self._links.get(peer.name)
             if known is not None and known.peer == peer:
                 return known
-            session = await dial(running.us, peer, endpoint, running.transports, None, self._config.handshake_timeout_s)
+            session = await dial(running.us, peer, endpoint, running.lanes, None, self._config.handshake_timeout_s)
             link = Link(
                 running.us,
                 peer,
                 endpoint,
                 session,
-                running.transports,
+                running.lanes,
                 running.importer,
                 self._clock,
                 renew_s=self._config.renew_s,
@@ -197,13 +207,20 @@ class Connector:
             self._links[peer.name] = link
             logger.info("linked to %s at %s, pages by %s", peer, endpoint, link.transport)
             if known is not None:
+                known.process_ended(f"{peer} has taken its place")
                 await known.close()
             return link
 
-    async def disconnect(self, peer_name: str) -> None:
-        """Drop a peer: its imports settle, its sources are released. Unknown names are fine."""
+    async def disconnect(self, peer_name: str, *, process_ended: bool = False) -> None:
+        """Drop a peer: its imports settle, its sources are released. Unknown names are fine.
+
+        Blocks that it was asked to write into are its until it has said that it stops, or has ended. Who knows that its
+        process has ended says so by `process_ended`.
+        """
         link = self._links.pop(peer_name, None)
         if link is not None:
+            if process_ended:
+                link.process_ended("its process has ended")
             await link.close()
 
     def link(self, peer_name: str) -> Link | None:
@@ -236,6 +253,38 @@ class Connector:
             raise PeerLostError(f"{link.peer} is gone; pick another worker")
         return Pull(transfer_id, link, importer, self._geometry, self._clock, answer_s=self._config.handshake_timeout_s)
 
+    def receive(
+        self,
+        link: Link,
+        transfer_id: str,
+        blocks: Mapping[str, Sequence[int]],
+        num_tokens: int,
+        on_settled: Callable[[ImportOutcome], None],
+        *,
+        local_tokens: int = 0,
+    ) -> Receive:
+        """Admission of a WRITE, before the producer is asked: the blocks are the import's until `on_settled`.
+
+        `blocks` are for the tokens from `local_tokens` (whole blocks that this worker has already) to `num_tokens`.
+
+        Raises:
+            PeerLostError: the peer is gone, was disconnected, or cannot be reached at the moment.
+            PlanError: these are not blocks of this pool for that many tokens.
+            InvalidTransition: a block belongs to another import.
+            ValueError: the id was used before.
+        """
+        importer = self._require_running().importer
+        if link.gone:
+            raise PeerLostError(f"{link.peer} is gone; pick another worker")
+        destination = DestinationRef(
+            transfer_id=transfer_id,
+            consumer=self.engine_id,
+            blocks={name: list(ids) for name, ids in blocks.items()},
+            num_tokens=num_tokens,
+            local_tokens=local_tokens,
+        )
+        return Receive(destination, link, importer, self._geometry, self._clock, on_settled)
+
     def stats(self) -> ConnectorStats:
         """A snapshot."""
         counters = self._counters + self.sources.counters + self._sink.counters
@@ -245,6 +294,7 @@ class Connector:
             counters=dict(counters),
             sources_held=self.sources.held,
             imports_active=self._sink.active,
+            blocks_quarantined=self._sink.quarantined,
             links=[
                 LinkStats(name=link.name, transport=link.transport, gb_per_s=link.gb_per_s, connected=link.connected)
                 for link in self._links.values()
@@ -298,7 +348,7 @@ class Connector:
         async with contextlib.AsyncExitStack() as every:  # in reverse; one that fails does not keep the others
             every.callback(self._listeners.close)
             if self._running is not None:
-                every.callback(self._running.importer.close)
+                every.callback(_close_lanes, self._running)
                 every.callback(self.sources.close)
                 every.push_async_callback(self._running.acceptor.close)
                 every.push_async_callback(_cancel, self._running.ticking)
@@ -312,6 +362,16 @@ class Connector:
                 every.create_task(link.close())
 
 
+def _close_lanes(running: _Running) -> None:
+    try:
+        running.lanes.close()
+    except BaseException as error:
+        running.importer.close(error)
+        raise
+    running.importer.close()
+    running.pusher.close()
+
+
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
@@ -321,7 +381,8 @@ class _Running(msgspec.Struct, frozen=True):
     """What exists between `start` and `close`."""
 
     us: Identity
-    transports: dict[str, Transport]
+    lanes: Lanes
     importer: Importer
+    pusher: Pusher
     acceptor: Acceptor
     ticking: asyncio.Task[None]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
 
 import msgspec
 
-from connector.choice import choose
 from connector.connection import Connection
 from connector.errors import HandshakeError, UnreachableError, WireError
 from connector.handshake import Identity, greet
 from connector.identity import EngineId
+from connector.imports import PeerKey
+from connector.lanes import Lanes
 from connector.listener import Endpoint
-from connector.sink import PeerKey
-from connector.transport.base import Transport
 from connector.wire import Record, Refused
 
 
@@ -31,12 +29,12 @@ async def dial(
     us: Identity,
     producer: EngineId,
     endpoint: Endpoint,
-    transports: Mapping[str, Transport],
+    lanes: Lanes,
     data_peer: PeerKey | None,
     timeout_s: float,
 ) -> Session:
     """Open a session. `data_peer` is kept if there is one (the pages of one incarnation do not move); otherwise the
-    first of `transports` that reaches the producer is connected. Each answer has to come within `timeout_s`.
+    first transport that reaches the producer is connected. Each answer has to come within `timeout_s`.
 
     Raises:
         HandshakeError: nothing listens there, either end refused the other, or an answer was malformed or late.
@@ -53,7 +51,7 @@ async def dial(
     connection = Connection(reader, writer, str(producer))
     try:
         record = await greet(connection, us, producer, timeout_s)
-        return Session(connection, record, data_peer or choose(transports, record.transports, str(producer)))
+        return Session(connection, record, data_peer or lanes.connect(record.transports, str(producer)))
     except UnreachableError as error:
         await connection.say_last(Refused(reason="unreachable", detail=str(error)))
         raise

@@ -18,8 +18,8 @@ import msgspec
 from connector.compatibility import find_differences
 from connector.connection import Connection
 from connector.errors import HandshakeError, IncompatibleError, PlanError, WrongIncarnationError
+from connector.geometry import check_geometry
 from connector.identity import EngineId
-from connector.plan import check_geometry
 from connector.wire import (
     MAX_FRAME_BYTES,
     MAX_GREETING_BYTES,

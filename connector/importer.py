@@ -1,12 +1,8 @@
-"""Carries out what the sink decides: posts to the transports, listens to them, fences, tells the owners.
-
-Every method is called on the connector's event loop, and so are the transports.
-"""
+"""Carries out what the sink decides: posts reads, fences, tells the owners. Lives on the connector's event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -15,10 +11,22 @@ from typing import assert_never
 import msgspec
 
 from connector.errors import ImportFailed, PeerLostError, TransportError
+from connector.imports import (
+    BatchKey,
+    Fence,
+    Instruction,
+    Landed,
+    Outcome,
+    PeerKey,
+    Reason,
+    Settled,
+    StopWriting,
+)
+from connector.lanes import Lanes
 from connector.lease import Lease
 from connector.plan import Plan
-from connector.sink import Fence, Instruction, Landed, Outcome, PeerKey, Reason, Settled, Sink
-from connector.transport.base import Completed, PeerDown, Transport
+from connector.sink import Sink
+from connector.transport.base import Offsets
 
 logger = logging.getLogger(__name__)
 
@@ -39,60 +47,43 @@ class _Owner(msgspec.Struct):
     on_settled: Callable[[ImportOutcome], None]
     num_bytes: int
     counter: str
+    stop: Callable[[], None] | None = None
 
 
 class Importer:
-    """Every READ of this worker.
-
-    `on_peer_lost` is told after a peer has been fenced, `on_fault` of a mistake of this worker or a broken transport.
-    """
+    """Every READ of this worker. `on_peer_lost` is told after a peer has been fenced."""
 
     def __init__(
         self,
-        transports: Mapping[str, Transport],
+        lanes: Lanes,
         sink: Sink,
         clock: Callable[[], float],
         *,
         timeout_s: float,
         on_peer_lost: Callable[[PeerKey, str], None],
-        on_fault: Callable[[BaseException], None],
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self._transports = transports
+        self._lanes = lanes
         self._sink = sink
         self._clock = clock
         self._timeout_s = timeout_s
         self._on_peer_lost = on_peer_lost
-        self._on_fault = on_fault
         self._owners: dict[str, _Owner] = {}
         self._instructions: deque[Instruction] = deque()
         self._carrying_out = False
-        self._broken: set[str] = set()
 
-    def start(self) -> None:
-        """Listen to the transports."""
-        loop = asyncio.get_running_loop()
-        for name, transport in self._transports.items():
-            loop.add_reader(transport.fileno(), self._poll, name)
+    def close(self, error: BaseException | None = None) -> None:
+        """Settle what is left; the transports have been closed, which fenced every peer.
 
-    def close(self) -> None:
-        """Stop listening, close the transports, which fences every peer, and settle what is left.
-
-        A transport that cannot be closed raises; whoever waits for an import of it fails then, but its blocks stay
-        taken: nothing proves that the writes have stopped.
+        With `error` one of them could not be closed. Whoever waits for an import fails then, but its blocks stay taken:
+        nothing proves that the writes have stopped.
         """
-        loop = asyncio.get_running_loop()
-        try:
-            with contextlib.ExitStack() as every:
-                for transport in self._transports.values():
-                    loop.remove_reader(transport.fileno())
-                    every.callback(transport.close)
+        if error is None:
             for peer in self._sink.peers():
                 self._carry_out(self._sink.fenced(peer, "the connector was closed", self._clock()))
-        finally:
-            for owner in self._owners.values():
-                if not owner.settled.done():
-                    owner.settled.set_exception(ImportFailed(Reason.PEER_LOST, "its transport could not be closed"))
+        for owner in self._owners.values():
+            if not owner.settled.done():
+                owner.settled.set_exception(ImportFailed(Reason.PEER_LOST, "its transport could not be closed"))
 
     @property
     def active(self) -> int:
@@ -118,19 +109,60 @@ class Importer:
         settled = asyncio.get_running_loop().create_future()
         counter = "bytes_measured" if lease is None else "bytes_imported"
         self._owners[transfer_id] = _Owner(settled, on_settled, plan.total_bytes, counter)
-        name, number = peer
         try:
             for batch in plan.batches:
-                posted = self._transports[name].post(
-                    number, "read", batch.local_region, batch.remote_region, batch.runs
-                )
-                self._sink.posted(transfer_id, (name, posted), self._clock())
+                self._sink.posted(transfer_id, self._lanes.post(peer, "read", batch, self), self._clock())
         except TransportError as error:
             reason = Reason.PEER_LOST if isinstance(error, PeerLostError) else Reason.TRANSFER_ERROR
             self._carry_out(self._sink.post_failed(transfer_id, reason, str(error), self._clock()))
         else:
             self._carry_out(self._sink.posting_done(transfer_id, self._clock()))
         return settled
+
+    def expect(
+        self,
+        transfer_id: str,
+        peer: PeerKey,
+        blocks: Mapping[str, Offsets],
+        num_bytes: int,
+        on_settled: Callable[[ImportOutcome], None],
+        stop: Callable[[], None],
+    ) -> asyncio.Future[ImportOutcome]:
+        """Hand blocks to a WRITE that a producer is about to be asked for. `stop` asks it to give up. Otherwise as
+        `post`; whoever asks has to cancel it when the answer does not come in time."""
+        self._sink.expect(transfer_id, peer, blocks, now=self._clock())
+        settled = asyncio.get_running_loop().create_future()
+        self._owners[transfer_id] = _Owner(settled, on_settled, num_bytes, "bytes_imported", stop)
+        return settled
+
+    def limit(self, transfer_id: str) -> None:
+        """The producer has computed everything: from now on the WRITE has the time of a READ."""
+        self._sink.limit(transfer_id, self._clock() + self._timeout_s)
+
+    def committed(self, transfer_id: str) -> None:
+        """The producer says that everything has arrived."""
+        self._carry_out(self._sink.committed(transfer_id, self._clock()))
+
+    def not_written(self, transfer_id: str, detail: str) -> None:
+        """The producer says that it will not finish, and has stopped."""
+        self._carry_out(self._sink.not_written(transfer_id, detail, self._clock()))
+
+    def moved(self, before: PeerKey, peer: PeerKey) -> None:
+        """The same process is reached by another data connection."""
+        self._sink.moved(before, peer)
+
+    def stop_writes(self, peer: PeerKey) -> list[asyncio.Future[ImportOutcome]]:
+        """Give up every WRITE of this peer; the futures are done when it has stopped, or has ended."""
+        found = [(transfer_id, owner) for transfer_id, owner in self._owners.items() if owner.stop is not None]
+        found = [(transfer_id, owner) for transfer_id, owner in found if self._sink.peer(transfer_id) == peer]
+        for transfer_id, _ in found:
+            self.cancel(transfer_id)
+        return [owner.settled for _, owner in found]
+
+    def gone(self, peer: PeerKey, cause: str) -> None:
+        """The process behind this data connection has ended, whatever the transport says."""
+        self._carry_out(self._sink.peer_down(peer, cause, self._clock(), gone=True))
+        self._carry_out(self._sink.fenced(peer, cause, self._clock()))
 
     def cancel(self, transfer_id: str) -> None:
         """Nobody wants this import any more; its blocks stay its own until it has settled."""
@@ -142,33 +174,26 @@ class Importer:
 
     def fence(self, peer: PeerKey, cause: str) -> None:
         """Tear the connection to a peer down by force; everything it still had in flight settles."""
-        self._carry_out(self._sink.peer_down(peer, cause, self._clock()))
+        self._carry_out(self._sink.peer_down(peer, cause, self._clock(), gone=False))
 
     def tick(self) -> None:
         """Give up what has taken too long."""
         self._carry_out(self._sink.tick(self._clock()))
 
-    def _poll(self, name: str) -> None:
-        if name in self._broken:
-            return
-        try:
-            self._take_events(name)
-        except Exception as error:
-            self._broken.add(name)
-            asyncio.get_running_loop().remove_reader(self._transports[name].fileno())
-            self._on_fault(error)
+    # What the lanes tell
 
-    def _take_events(self, name: str) -> None:
-        for event in self._transports[name].poll():
-            now = self._clock()  # read after the completion: what has completed by now was read before now
-            match event:
-                case Completed(batch=batch, error=error):
-                    self._carry_out(self._sink.completed((name, batch), error, now))
-                case PeerDown(peer=peer, cause=cause):
-                    logger.warning("%s reports that peer %d is down: %s", name, peer, cause)
-                    self._carry_out(self._sink.peer_down((name, peer), cause, now))
-                case _:
-                    assert_never(event)
+    def completed(self, batch: BatchKey, error: str | None) -> None:
+        """See `Watcher`. The clock is read after the completion: what has completed by now was read before now."""
+        self._carry_out(self._sink.completed(batch, error, self._clock()))
+
+    def peer_down(self, peer: PeerKey, cause: str) -> None:
+        """See `Watcher`."""
+        self._carry_out(self._sink.peer_down(peer, cause, self._clock()))
+
+    def fenced(self, peer: PeerKey, cause: str) -> None:
+        """See `Watcher`."""
+        self._carry_out(self._sink.fenced(peer, cause, self._clock()))
+        self._on_peer_lost(peer, cause)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         """One instruction after the other, also when carrying one out brings new ones."""
@@ -184,18 +209,15 @@ class Importer:
                     case Settled() as settled:
                         self._tell(settled)
                     case Fence(peer, cause):
-                        self._fence(peer, cause)
+                        self._lanes.fence(peer, cause)
+                    case StopWriting(transfer_id):
+                        stop = self._owners[transfer_id].stop
+                        assert stop is not None
+                        stop()
                     case never:
                         assert_never(never)
         finally:
             self._carrying_out = False
-
-    def _fence(self, peer: PeerKey, cause: str) -> None:
-        name, number = peer
-        self._transports[name].fence(number)
-        self._poll(name)
-        self._carry_out(self._sink.fenced(peer, cause, self._clock()))
-        self._on_peer_lost(peer, cause)
 
     def _tell(self, settled: Settled) -> None:
         owner = self._owners.pop(settled.transfer_id)

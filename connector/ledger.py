@@ -13,7 +13,7 @@ import msgspec
 
 from connector.identity import EngineId
 from connector.lease import Lease
-from connector.wire import MAX_ID_LENGTH, MAX_IDS_PER_FRAME, Ack, AckReply, Renew, RenewReply
+from connector.wire import MAX_ID_LENGTH, MAX_IDS_PER_FRAME, Ack, AckReply, Cancel, Renew, RenewReply
 
 
 class _Due(msgspec.Struct):
@@ -43,6 +43,7 @@ class Ledger:
         self._lease_s = lease_s
         self._leases: dict[str, Lease] = {}
         self._due: dict[str, _Due] = {}
+        self._cancels: dict[str, bool] = {}
         self._sequence = 0
         self._asked_at: dict[int, float] = {}
 
@@ -70,7 +71,9 @@ class Ledger:
         return lease
 
     def renewals(self, now: float) -> list[Renew]:
-        """Frames that renew every lease; at least one, so that the producer sees that this consumer is alive."""
+        """Frames that renew every lease; at least one, so that the producer sees that this consumer is alive. What was
+        cancelled and not answered is cancelled again."""
+        self._ask_again()
         frames = []
         for ids in _chunks(self.wanted):
             self._sequence += 1
@@ -96,6 +99,7 @@ class Ledger:
     def ack(self, transfer_id: str, outcome: str, now: float) -> None:
         """The blocks are not needed any more: stop renewing, and owe an ACK. Does nothing when it is owed already, or
         when the producer has said that the source has ended."""
+        self._cancels.pop(transfer_id, None)
         if self._leases.pop(transfer_id, None) is None:
             return
         ack = Ack(
@@ -109,15 +113,23 @@ class Ledger:
         self._due[transfer_id] = _Due(ack, now + self._lease_s)
         self.counters["acks_owed"] += 1
 
-    def due(self, now: float) -> list[Ack]:
-        """ACKs to send on this connection; those that can change nothing any more are dropped."""
+    def cancel(self, transfer_id: str) -> None:
+        """Ask the producer to stop writing, again with each renewal, until the transfer is acknowledged."""
+        self._cancels.setdefault(transfer_id, False)
+
+    def due(self, now: float) -> list[Ack | Cancel]:
+        """What to send on this connection; ACKs that can change nothing any more are dropped."""
         for transfer_id, due in list(self._due.items()):
             if now >= due.useful_until:
                 del self._due[transfer_id]
                 self.counters["acks_given_up"] += 1
-        frames = [due.ack for due in self._due.values() if not due.sent]
+        frames: list[Ack | Cancel] = [due.ack for due in self._due.values() if not due.sent]
         for due in self._due.values():
             due.sent = True
+        for transfer_id, sent in self._cancels.items():
+            if not sent:
+                frames.append(Cancel(consumer=self._us, producer=self._producer, transfer_id=transfer_id))
+                self._cancels[transfer_id] = True
         return frames
 
     def confirmed(self, reply: AckReply) -> None:
@@ -136,6 +148,10 @@ class Ledger:
         self._asked_at.clear()
         for due in self._due.values():
             due.sent = False
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        self._cancels = dict.fromkeys(self._cancels, False)
 
 
 def _chunks(ids: list[str]) -> list[list[str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from connector.connection import LINGER_S, Connection
 from connector.dial import Session, dial
@@ -18,18 +18,19 @@ from connector.errors import HandshakeError, TransportError, WireError, WrongInc
 from connector.handshake import Identity
 from connector.identity import EngineId
 from connector.importer import Importer
+from connector.imports import PeerKey
+from connector.lanes import Lanes
 from connector.lease import Lease
 from connector.ledger import Ledger
 from connector.listener import Endpoint
 from connector.pages import PoolGeometry
-from connector.sink import PeerKey
-from connector.transport.base import Transport
-from connector.wire import AckReply, Bye, Refused, RenewReply
+from connector.wire import AckReply, Bye, Commit, Failed, Refused, RenewReply, Stopped
 
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
+ADDRESSED = (RenewReply, AckReply, Commit, Failed, Stopped)
 
 
 class Link:
@@ -45,7 +46,7 @@ class Link:
         peer: EngineId,
         endpoint: Endpoint,
         session: Session,
-        transports: Mapping[str, Transport],
+        lanes: Lanes,
         importer: Importer,
         clock: Callable[[], float],
         *,
@@ -72,7 +73,8 @@ class Link:
         self._us = us
         self._connection: Connection | None = session.connection
         self._data_peer: PeerKey | None = session.data_peer
-        self._transports = transports
+        self._reached_by: PeerKey = session.data_peer
+        self._lanes = lanes
         self._importer = importer
         self._clock = clock
         self._renew_s = min(renew_s, session.record.lease_s / 3)
@@ -110,6 +112,11 @@ class Link:
         self.ledger.ack(transfer_id, outcome, self._clock())
         self._wake.set()
 
+    def stop_writing(self, transfer_id: str) -> None:
+        """Ask the producer to stop, again and again, until the transfer is acknowledged."""
+        self.ledger.cancel(transfer_id)
+        self._wake.set()
+
     async def confirmed(self, transfer_id: str, timeout_s: float) -> bool:
         """Wait until the producer has confirmed the ACK, if it is connected; False if it has not."""
         if self.ledger.is_due(transfer_id) and self._connection is not None:
@@ -131,6 +138,12 @@ class Link:
             logger.warning("the data connection to %s is down (%s); shaking hands again", self.peer, cause)
             self._connection.abort()
 
+    def process_ended(self, cause: str) -> None:
+        """The peer's process is known to have ended: nothing of it is written any more, and it will not come back."""
+        self.gone = True
+        self._fence(cause)
+        self._importer.gone(self._reached_by, cause)
+
     async def close(self) -> None:
         """Settle what is in flight, release what is wanted, deliver the ACKs if the producer listens, say goodbye.
 
@@ -143,7 +156,16 @@ class Link:
 
     async def _close(self) -> None:
         self.gone = True
-        self._fence("the link was closed")
+        writes = self._importer.stop_writes(self._reached_by)
+        if writes and self._connection is not None:
+            await asyncio.wait(writes, timeout=self._answer_s)
+        if all(write.done() for write in writes):
+            self._fence("the link was closed")
+        else:  # still connected, the transport will tell when its process has ended
+            logger.warning(
+                "%s may still write: %d imports keep their blocks until it has ended", self.peer, len(writes)
+            )
+            self._data_peer = None
         for transfer_id in self.ledger.wanted:
             self.acknowledge(transfer_id, "closed")
         await asyncio.gather(*(self.confirmed(transfer_id, LINGER_S) for transfer_id in self.ledger.unconfirmed))
@@ -185,19 +207,17 @@ class Link:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LAST_RETRY_S)
             try:
-                session = await dial(
-                    self._us, self.peer, self.endpoint, self._transports, self._data_peer, self._answer_s
-                )
+                session = await dial(self._us, self.peer, self.endpoint, self._lanes, self._data_peer, self._answer_s)
             except WrongIncarnationError as error:
                 logger.warning("%s", error)
-                self.gone = True
-                self._fence(str(error))
+                self.process_ended(str(error))
                 self._on_gone(self)
                 return None
             except (HandshakeError, TransportError) as error:
                 logger.warning("no link to %s yet, next try in %.0f s: %s", self.peer, delay_s, error)
             else:
-                self._data_peer = session.data_peer
+                self._importer.moved(self._reached_by, session.data_peer)
+                self._data_peer = self._reached_by = session.data_peer
                 self.transport = session.data_peer[0]
                 logger.info("linked to %s again, pages by %s", self.peer, self.transport)
                 return session.connection
@@ -223,15 +243,21 @@ class Link:
     async def _listen(self, connection: Connection) -> None:
         while True:
             frame = await connection.receive(self._renew_s + self._answer_s)
+            if isinstance(frame, ADDRESSED) and (frame.consumer, frame.producer) != (self._us.engine_id, self.peer):
+                raise WireError(f"{self.peer} spoke for {frame.producer} to {frame.consumer}")
             match frame:
-                case RenewReply() | AckReply() if (frame.consumer, frame.producer) != (self._us.engine_id, self.peer):
-                    raise WireError(f"{self.peer} answered for {frame.producer} to {frame.consumer}")
                 case RenewReply():
                     for transfer_id in self.ledger.renewed(frame):
                         self._importer.source_lost(transfer_id, f"{self.peer} says that the source has ended")
                 case AckReply():
                     self.ledger.confirmed(frame)
                     self._settle_confirmations()
+                case Commit():
+                    self._importer.committed(frame.transfer_id)
+                case Failed():
+                    self._importer.not_written(frame.transfer_id, frame.detail)
+                case Stopped():
+                    self._importer.not_written(frame.transfer_id, "the producer has stopped")
                 case Bye():
                     raise WireError(f"it is leaving ({frame.reason})")
                 case Refused():

@@ -32,15 +32,18 @@ async def measure(
         PlanError: the ids are not blocks of this pool.
         PeerLostError: the peer cannot be read from, or was lost.
     """
-    group = geometry.groups[0].name
-    theirs = link.geometry.group(group).num_blocks
-    ours = block_ids[: min(len(block_ids), theirs)]
+    first = geometry.groups[0].name
+    sizes = link.geometry.block_size, geometry.block_size
+    num_tokens = min(link.geometry.group(first).num_blocks * sizes[0], len(block_ids) * sizes[1])
+    theirs, ours = ({group.name: list[int]() for group in geometry.groups} for _ in range(2))
+    theirs[first] = list(range(-(-num_tokens // sizes[0])))
+    ours[first] = block_ids[: -(-num_tokens // sizes[1])]
     plan = plan_read(
         source=link.geometry,
-        source_blocks={group: list(range(len(ours)))},
+        source_blocks=theirs,
         destination=geometry,
-        destination_blocks={group: ours},
-        num_tokens=len(ours) * geometry.block_size,
+        destination_blocks=ours,
+        num_tokens=num_tokens,
     )
     speeds = []
     for _ in range(ROUNDS):

@@ -1,8 +1,9 @@
 """From blocks to byte runs: what a transfer moves, as arrays.
 
-Where a block of all layers is one contiguous run on both sides it is moved whole; otherwise there is one run per layer.
-Runs are sorted by destination and merged where both sides are adjacent, so neighbouring blocks of a fresh pool cost one
-operation. Nothing here makes a Python object per page.
+A page is a box of cells (see `connector.pages`), so that a transfer between two pools is a copy between two strided
+arrays. Dimensions that are contiguous on both sides are folded into the run: whole pages where both layouts have their
+cells in the same order, whole blocks where a block of all layers is one run on both sides, and neighbouring blocks.
+What is left is expanded by broadcasting; nothing here makes a Python object per page.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from connector.correspondence import Chunks, Correspondence
 from connector.errors import PlanError
-from connector.pages import LAYOUTS, GroupPages, PoolGeometry
-from connector.transport.base import Offsets, Runs
-
-MAX_REGION_BYTES = 1 << 56
-"""Offsets are int64; far more than any pool, far less than an overflow."""
+from connector.geometry import require_alike
+from connector.pages import GroupPages, LayerPages, PoolGeometry
+from connector.transport.base import Offsets, Op, Runs
 
 
 class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,10 +29,11 @@ class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one transfer moves. `blocks` are the destination's ids by group."""
+    """Everything that a READ moves, of `num_tokens` tokens. `blocks` are the destination's ids by group."""
 
     batches: tuple[PlannedBatch, ...]
     blocks: dict[str, Offsets]
+    num_tokens: int
 
     @property
     def total_bytes(self) -> int:
@@ -46,13 +47,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Piece(msgspec.Struct, frozen=True):
-    """Equal lengths between one pair of regions; offsets into each."""
+    """Runs between one pair of regions, sorted by destination as far as their making allows."""
 
     source_region: int
     destination_region: int
     source: Offsets
     destination: Offsets
-    length: int
+    length: Offsets
 
 
 def plan_read(
@@ -62,165 +63,153 @@ def plan_read(
     destination: PoolGeometry,
     destination_blocks: Mapping[str, Sequence[int]],
     num_tokens: int,
+    local_tokens: int = 0,
 ) -> Plan:
-    """READ the blocks of `num_tokens` tokens: the destination is local, the source is the peer's.
+    """READ what the destination lacks of `num_tokens` tokens: the destination is local, the source is the peer's.
 
-    Each side names exactly the blocks that hold these tokens, in their order; the last block is moved whole even if it
-    is partly filled.
+    Each side names blocks in the order of the tokens, the last of which holds the last token. The destination has the
+    first `local_tokens` already and leaves their blocks out. Where block sizes are equal the last block is moved whole
+    even if it is partly filled.
 
     Raises:
-        PlanError: the geometries differ, or the blocks are not what each side's geometry and `num_tokens` allow.
+        PlanError: the pages are not alike, or the blocks are not what each side's geometry and `num_tokens` allow.
     """
-    _require_equal(source, destination)
+    pairs = correspond(source, source_blocks, destination, destination_blocks, num_tokens, local_tokens)
+    pieces: list[_Piece] = []
+    for name, pair in pairs.items():
+        theirs, ours = source.group(name), destination.group(name)
+        for chunks in pair.chunks(0, pair.num_tokens):
+            pieces += pieces_of(theirs, ours, chunks, range(len(ours.layers)))
+    return Plan(
+        batches=merged(pieces, "read"),
+        blocks={name: pair.destination for name, pair in pairs.items()},
+        num_tokens=num_tokens - local_tokens,
+    )
+
+
+def correspond(
+    source: PoolGeometry,
+    source_blocks: Mapping[str, Sequence[int]],
+    destination: PoolGeometry,
+    destination_blocks: Mapping[str, Sequence[int]],
+    num_tokens: int,
+    local_tokens: int,
+) -> dict[str, Correspondence]:
+    """By group, which source block goes where. Raises `PlanError`, see `plan_read`."""
+    require_alike(source, destination)
     names = {group.name for group in destination.groups}
     if set(source_blocks) != names or set(destination_blocks) != names:
         raise PlanError(
             f"blocks must be given for the groups {sorted(names)}; the source has {sorted(source_blocks)}, "
             f"the destination {sorted(destination_blocks)}"
         )
-    pieces: list[_Piece] = []
-    blocks: dict[str, Offsets] = {}
-    for group in destination.groups:
-        theirs = check_blocks(source, group.name, source_blocks[group.name], num_tokens, whose="the source")
-        ours = check_blocks(
-            destination, group.name, destination_blocks[group.name], num_tokens, whose="the destination"
+    return {
+        group.name: Correspondence(
+            source,
+            source_blocks[group.name],
+            destination,
+            destination_blocks[group.name],
+            group.name,
+            num_tokens,
+            local_tokens,
         )
-        blocks[group.name] = ours
-        pieces += _pieces(source.group(group.name), theirs, group, ours)
-    return Plan(batches=_merge(pieces), blocks=blocks)
+        for group in destination.groups
+    }
 
 
-def check_blocks(
-    geometry: PoolGeometry, group_name: str, block_ids: Sequence[int], num_tokens: int, *, whose: str
-) -> Offsets:
-    """The ids as an array, proved to be blocks of this pool that can hold exactly `num_tokens` tokens.
-
-    Raises:
-        PlanError: no tokens, another number of blocks, an id outside the pool, or one named twice.
-    """
-    needed = -(-num_tokens // geometry.block_size)
-    if num_tokens < 1 or len(block_ids) != needed:
-        raise PlanError(
-            f"{whose} names {len(block_ids)} blocks of group {group_name!r} for {num_tokens} tokens; "
-            f"{max(needed, 0)} blocks of {geometry.block_size} tokens hold them, and there must be at least one"
-        )
-    try:
-        ids = np.array(block_ids, dtype=np.int64)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise PlanError(f"{whose} names block ids of group {group_name!r} that are not integers: {error}") from error
-    count = geometry.group(group_name).num_blocks
-    outside = ids[(ids < 0) | (ids >= count)]
-    if outside.size:
-        raise PlanError(f"{whose} names block {outside[0]} of group {group_name!r}, which has {count} blocks")
-    ordered = np.sort(ids)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    if twice.size:
-        raise PlanError(f"{whose} names block {twice[0]} of group {group_name!r} twice")
-    return ids
-
-
-def check_geometry(geometry: PoolGeometry, whose: str) -> None:
-    """Prove that every page of a pool lies inside its region, so that block arithmetic can be trusted.
-
-    Raises:
-        PlanError: with the first field that cannot be.
-    """
-    if geometry.layout not in LAYOUTS:
-        raise PlanError(f"{whose} has the page layout {geometry.layout!r}; supported are {', '.join(LAYOUTS)}")
-    if geometry.block_size < 1:
-        raise PlanError(f"{whose} has blocks of {geometry.block_size} tokens")
-    names = [group.name for group in geometry.groups]
-    if not names or len(set(names)) != len(names):
-        raise PlanError(f"{whose} must name each KV cache group once, it names {names}")
-    if any(not 0 < length <= MAX_REGION_BYTES for length in geometry.region_bytes):
-        raise PlanError(f"{whose} has regions of {geometry.region_bytes} bytes")
-    for group in geometry.groups:
-        if not group.layers:
-            raise PlanError(f"{whose}: group {group.name!r} has no layers")
-        for page in group.layers:
-            where = f"{whose}: group {group.name!r}, layer {page.layer}"
-            if page.num_blocks != group.num_blocks or page.num_blocks < 1:
-                raise PlanError(f"{where} has {page.num_blocks} blocks, the group {group.num_blocks}")
-            if not 0 <= page.region < len(geometry.region_bytes):
-                raise PlanError(f"{where} is in region {page.region} of {len(geometry.region_bytes)}")
-            if page.offset < 0 or page.page_bytes < 1 or page.block_stride < page.page_bytes:
-                raise PlanError(
-                    f"{where} has offset {page.offset}, page {page.page_bytes} bytes, stride {page.block_stride} bytes"
-                )
-            end = page.offset + (page.num_blocks - 1) * page.block_stride + page.page_bytes
-            if end > geometry.region_bytes[page.region]:
-                raise PlanError(f"{where} ends at byte {end} of {geometry.region_bytes[page.region]}")
-
-
-def _require_equal(source: PoolGeometry, destination: PoolGeometry) -> None:
-    """Pools may differ in size and place, never in what a block is."""
-    differences = [
-        f"{field}: source {theirs!r}, destination {ours!r}"
-        for field, theirs, ours in (
-            ("layout", source.layout, destination.layout),
-            ("block_size", source.block_size, destination.block_size),
-            ("groups", _pages(source), _pages(destination)),
-        )
-        if theirs != ours
-    ]
-    if differences:
-        raise PlanError(f"the two pools' pages differ ({'; '.join(differences)})")
-
-
-def _pages(geometry: PoolGeometry) -> dict[str, list[tuple[int, int]]]:
-    return {group.name: [(page.layer, page.page_bytes) for page in group.layers] for group in geometry.groups}
-
-
-def _pieces(source: GroupPages, theirs: Offsets, destination: GroupPages, ours: Offsets) -> list[_Piece]:
-    if _block_is_one_run(source) and _block_is_one_run(destination):
-        layers = [(source.layers[0], destination.layers[0])]
-        lengths = [sum(page.page_bytes for page in destination.layers)]
-    else:
-        layers = list(zip(source.layers, destination.layers, strict=True))
-        lengths = [page.page_bytes for page in destination.layers]
+def pieces_of(source: GroupPages, destination: GroupPages, chunks: Chunks, layers: Sequence[int]) -> list[_Piece]:
+    """The runs of some chunks in some layers, given by their place in the group. Layers that share their pages with an
+    earlier one move once."""
+    alike: dict[tuple[int, ...], dict[tuple[int, int], None]] = {}
+    for index in layers:
+        there, here = source.layers[index], destination.layers[index]
+        key = (there.region, here.region, *_strides(there), *_strides(here))
+        alike.setdefault(key, {})[there.offset, here.offset] = None
     return [
-        _Piece(
-            there.region,
-            here.region,
-            there.offset + theirs * there.block_stride,
-            here.offset + ours * here.block_stride,
-            length,
-        )
-        for (there, here), length in zip(layers, lengths, strict=True)
+        _expand(destination.num_heads, destination.content_bytes, chunks, key, np.array(list(offsets), dtype=np.int64))
+        for key, offsets in alike.items()
     ]
 
 
-def _block_is_one_run(group: GroupPages) -> bool:
-    """Whether the pages of one block follow each other without a gap, in the order of the layers."""
-    return all(
-        page.region == before.region
-        and page.block_stride == before.block_stride
-        and page.offset == before.offset + before.page_bytes
-        for before, page in zip(group.layers, group.layers[1:], strict=False)
+def _strides(page: LayerPages) -> tuple[int, int, int]:
+    return page.block_stride, page.head_stride, page.token_stride
+
+
+def _expand(num_heads: int, content: int, chunks: Chunks, key: tuple[int, ...], layers: Offsets) -> _Piece:
+    source_region, destination_region, *strides = key
+    (s_block, s_head, s_token), (d_block, d_head, d_token) = strides[:3], strides[3:]
+    order = np.argsort(chunks.destination_block * d_block + chunks.destination_row * d_token, kind="stable")
+    source = (chunks.source_block * s_block + chunks.source_row * s_token)[order]
+    destination = (chunks.destination_block * d_block + chunks.destination_row * d_token)[order]
+
+    run, left = content, [(chunks.tokens, s_token, d_token), (num_heads, s_head, d_head)]
+    while folding := [dim for dim in left if dim[0] == 1 or dim[1] == dim[2] == run]:
+        left.remove(folding[0])
+        run *= folding[0][0]
+    by_layer = layers[np.argsort(layers[:, 1], kind="stable")]
+    if np.all(np.diff(by_layer, axis=0) == run):
+        run *= len(by_layer)
+        by_layer = by_layer[:1]
+    source, destination, length = join(source, destination, np.full(len(source), run, dtype=np.int64))
+
+    dims = [(d_block, source, destination)]
+    dims += [(d, np.arange(n, dtype=np.int64) * s, np.arange(n, dtype=np.int64) * d) for n, s, d in left]
+    step = int(by_layer[1, 1] - by_layer[0, 1]) if len(by_layer) > 1 else 0
+    dims.append((step, np.ascontiguousarray(by_layer[:, 0]), np.ascontiguousarray(by_layer[:, 1])))
+    dims.sort(key=lambda dim: -dim[0])
+    lengths = [length if offsets is source else np.zeros(len(offsets), dtype=np.int64) for _, offsets, _ in dims]
+    return _Piece(
+        source_region,
+        destination_region,
+        _sums([dim[1] for dim in dims]),
+        _sums([dim[2] for dim in dims]),
+        _sums(lengths),
     )
 
 
-def _merge(pieces: list[_Piece]) -> tuple[PlannedBatch, ...]:
-    regions = sorted({(piece.destination_region, piece.source_region) for piece in pieces})
-    return tuple(
-        PlannedBatch(
-            local_region=here,
-            remote_region=there,
-            runs=_merge_runs([p for p in pieces if (p.destination_region, p.source_region) == (here, there)]),
-        )
-        for here, there in regions
-    )
+def _sums(each: list[Offsets]) -> Offsets:
+    """Every sum of one element of each, in the order of the lists."""
+    total = each[0]
+    for more in each[1:]:
+        total = (total[:, None] + more).ravel()
+    return total
 
 
-def _merge_runs(pieces: list[_Piece]) -> Runs:
-    local = np.concatenate([piece.destination for piece in pieces])
-    remote = np.concatenate([piece.source for piece in pieces])
-    length = np.concatenate([np.full(len(piece.source), piece.length, dtype=np.int64) for piece in pieces])
-    order = np.argsort(local)
-    local, remote, length = local[order], remote[order], length[order]
-    ends = local + length
-    if np.any(ends[:-1] > local[1:]):
-        raise PlanError("pages of different layers or groups overlap in the destination; its geometry is wrong")
-    joins = (ends[:-1] == local[1:]) & (remote[:-1] + length[:-1] == remote[1:])
+def join(source: Offsets, destination: Offsets, length: Offsets) -> tuple[Offsets, Offsets, Offsets]:
+    """Make one run of neighbours that are adjacent on both sides."""
+    joins = (source[:-1] + length[:-1] == source[1:]) & (destination[:-1] + length[:-1] == destination[1:])
+    if not len(length) or not np.any(joins):
+        return source, destination, length
     starts = np.flatnonzero(np.concatenate([[True], ~joins]))
-    return Runs(local=local[starts], remote=remote[starts], length=np.add.reduceat(length, starts))
+    return source[starts], destination[starts], np.add.reduceat(length, starts)
+
+
+def merged(pieces: list[_Piece], op: Op) -> tuple[PlannedBatch, ...]:
+    """One batch for each pair of regions, sorted by destination.
+
+    Raises:
+        PlanError: destination runs overlap: the geometry, or the block ids of groups that share pages, are wrong.
+    """
+    batches = []
+    for there, here in sorted({(piece.source_region, piece.destination_region) for piece in pieces}):
+        mine = [p for p in pieces if (p.source_region, p.destination_region) == (there, here)]
+        source, destination, length = _sorted_runs(mine)
+        if op == "read":
+            runs = Runs(local=destination, remote=source, length=length)
+            batches.append(PlannedBatch(local_region=here, remote_region=there, runs=runs))
+        else:
+            runs = Runs(local=source, remote=destination, length=length)
+            batches.append(PlannedBatch(local_region=there, remote_region=here, runs=runs))
+    return tuple(batches)
+
+
+def _sorted_runs(pieces: list[_Piece]) -> tuple[Offsets, Offsets, Offsets]:
+    source = np.concatenate([piece.source for piece in pieces])
+    destination = np.concatenate([piece.destination for piece in pieces])
+    length = np.concatenate([piece.length for piece in pieces])
+    if np.any(destination[1:] < destination[:-1]):
+        order = np.argsort(destination, kind="stable")
+        source, destination, length = source[order], destination[order], length[order]
+    if np.any(destination[:-1] + length[:-1] > destination[1:]):
+        raise PlanError("pages of different layers or groups overlap in the destination; its geometry is wrong")
+    return join(source, destination, length)

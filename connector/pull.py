@@ -9,15 +9,16 @@ import msgspec
 
 from connector.errors import ImportFailed, InvalidTransition, PlanError
 from connector.importer import Importer, ImportOutcome
+from connector.imports import PeerKey, Reason
 from connector.link import Link
 from connector.pages import PoolGeometry
 from connector.plan import Plan, plan_read
-from connector.sink import PeerKey, Reason
 from connector.sources import SourceRef
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """What has been read. `seconds` is from the first post to the last completion."""
+    """What has arrived. `seconds` is from the first post to the last completion, of a WRITE since it was waited
+    for. `operations` are 0 where the producer wrote."""
 
     num_tokens: int
     bytes: int
@@ -56,8 +57,11 @@ class Pull:
         source: SourceRef,
         destination: Mapping[str, Sequence[int]],
         on_settled: Callable[[ImportOutcome], None],
+        local_tokens: int = 0,
     ) -> Imported:
         """READ the source's pages into the destination's blocks, which belong to the import until `on_settled`.
+
+        The consumer has the first `local_tokens` tokens already, whole blocks, and names blocks for the others only.
 
         `on_settled` is called exactly once, on the event loop, when every operation is terminal or fenced: only then
         may the caller free or reuse the destination, whatever this method did before. It is also called when nothing
@@ -80,7 +84,7 @@ class Pull:
                 self._acknowledge(outcome.outcome)
 
         try:
-            peer, plan = self._plan(source, destination)
+            peer, plan = self._plan(source, destination, local_tokens)
         except ImportFailed as refused:
             settle(
                 ImportOutcome(
@@ -102,7 +106,7 @@ class Pull:
         if outcome.outcome != "published":
             raise ImportFailed(outcome.reason, outcome.detail)
         return Imported(
-            num_tokens=source.num_tokens,
+            num_tokens=plan.num_tokens,
             bytes=plan.total_bytes,
             operations=plan.operations,
             seconds=self._clock() - started,
@@ -128,7 +132,9 @@ class Pull:
         self._over = True
         self._link.acknowledge(self.transfer_id, outcome)
 
-    def _plan(self, source: SourceRef, destination: Mapping[str, Sequence[int]]) -> tuple[PeerKey, Plan]:
+    def _plan(
+        self, source: SourceRef, destination: Mapping[str, Sequence[int]], local_tokens: int
+    ) -> tuple[PeerKey, Plan]:
         if (source.transfer_id, source.producer) != (self.transfer_id, self._link.peer):
             raise ImportFailed(
                 Reason.PLAN_REFUSED,
@@ -142,6 +148,7 @@ class Pull:
                 destination=self._geometry,
                 destination_blocks=destination,
                 num_tokens=source.num_tokens,
+                local_tokens=local_tokens,
             )
         except PlanError as error:
             raise ImportFailed(Reason.PLAN_REFUSED, str(error)) from error

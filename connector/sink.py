@@ -1,13 +1,8 @@
-"""The consumer's state machine: who owns destination blocks, and until when.
+"""The consumer's state machine: who owns destination blocks, and until when. The states are drawn in
+`connector.imports`.
 
-    plan ──► PLANNED ──► POSTED ──► LANDED ──► PUBLISHED
-                │          ├──► FAILING ────► FAILED
-                │          └──► CANCELLING ─► CANCELLED
-                └──► FAILED (nothing was posted)
-
-A posted transfer cannot be recalled, and an error does not prove that the hardware has stopped. Blocks therefore belong
-to their import until every batch of it is terminal or its peer has been fenced; FAILING and CANCELLING are where it
-waits for that. Every import has a deadline; when it passes with batches still out, the peer is fenced.
+Every import has a deadline. When it passes with batches of a READ still out, the peer is fenced; a WRITE is not this
+worker's to stop, so its producer is asked to, and the blocks stay quarantined until it answers or its process is gone.
 
 Whether the bytes may be used is decided once, when the last batch has completed: only if none failed, nobody cancelled,
 and the consumer's own lease deadline has not come. As with the source, events come in with the time, instructions go
@@ -16,123 +11,35 @@ out.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
-from typing import Literal, TypeAlias
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from math import inf
+from typing import Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from connector.errors import InvalidTransition
+from connector.imports import (
+    EDGES,
+    IN_FLIGHT,
+    OUTCOMES,
+    WRITTEN_BY_PEER,
+    BatchKey,
+    Fence,
+    Import,
+    ImportState,
+    Instruction,
+    Landed,
+    PeerKey,
+    Reason,
+    Settled,
+    StopWriting,
+)
 from connector.lease import Lease
 from connector.transport.base import Offsets
 
 MAX_REMEMBERED = 8192
-
-PeerKey: TypeAlias = tuple[str, int]
-"""Transport name and its number for the peer."""
-BatchKey: TypeAlias = tuple[str, int]
-"""Transport name and its number for the batch."""
-
-
-class ImportState(StrEnum):
-    """See the module's drawing."""
-
-    PLANNED = "planned"
-    POSTED = "posted"
-    LANDED = "landed"
-    PUBLISHED = "published"
-    FAILING = "failing"
-    FAILED = "failed"
-    CANCELLING = "cancelling"
-    CANCELLED = "cancelled"
-
-
-EDGES = {
-    ImportState.PLANNED: {ImportState.POSTED, ImportState.FAILED},
-    ImportState.POSTED: {ImportState.LANDED, ImportState.FAILING, ImportState.CANCELLING},
-    ImportState.LANDED: {ImportState.PUBLISHED},
-    ImportState.FAILING: {ImportState.FAILED},
-    ImportState.CANCELLING: {ImportState.CANCELLED},
-}
-
-
-IN_FLIGHT = (ImportState.POSTED, ImportState.FAILING, ImportState.CANCELLING)
-Outcome = Literal["published", "failed", "cancelled"]
-OUTCOMES: dict[ImportState, Outcome] = {
-    ImportState.PUBLISHED: "published",
-    ImportState.FAILED: "failed",
-    ImportState.CANCELLED: "cancelled",
-}
-
-
-class Reason(StrEnum):
-    """Why an import ended without pages."""
-
-    PLAN_REFUSED = "PLAN_REFUSED"
-    PEER_LOST = "PEER_LOST"
-    TRANSFER_ERROR = "TRANSFER_ERROR"
-    TIMEOUT = "TIMEOUT"
-    SOURCE_EXPIRED = "SOURCE_EXPIRED"
-    CANCELLED = "CANCELLED"
-
-
-class Landed(msgspec.Struct, frozen=True):
-    """Instruction: every byte is there and valid; publish it."""
-
-    transfer_id: str
-
-
-class Settled(msgspec.Struct, frozen=True):
-    """Instruction: the import is over and owns no block any more."""
-
-    transfer_id: str
-    outcome: Outcome
-    reason: Reason | None
-    detail: str
-
-
-class Fence(msgspec.Struct, frozen=True):
-    """Instruction: tear the connection to this peer down, then say `fenced`."""
-
-    peer: PeerKey
-    cause: str
-
-
-Instruction: TypeAlias = Landed | Settled | Fence
-
-
-class Import:
-    """One transfer as its consumer sees it. Only `Sink` changes it."""
-
-    def __init__(
-        self,
-        transfer_id: str,
-        number: int,
-        peer: PeerKey,
-        blocks: Mapping[str, Offsets],
-        lease: Lease | None,
-        deadline: float,
-        now: float,
-    ) -> None:
-        self.transfer_id = transfer_id
-        self.number = number
-        self.peer = peer
-        self.blocks = blocks
-        self.lease = lease
-        self.deadline = deadline
-        self.state = ImportState.PLANNED
-        self.posting = True
-        self.pending: set[BatchKey] = set()
-        self.reason: Reason | None = None
-        self.detail = ""
-        self.story: deque[str] = deque([f"planned for peer {peer} at {now:.3f}"], maxlen=16)
-
-    def tell(self) -> str:
-        """What has happened to it, for error messages."""
-        return "; ".join(self.story)
 
 
 class Sink:
@@ -167,6 +74,20 @@ class Sink:
         """The peers that imports read from."""
         return {found.peer for found in self._imports.values()}
 
+    def peer(self, transfer_id: str) -> PeerKey | None:
+        """The peer of an import that still owns blocks."""
+        return found.peer if (found := self._imports.get(transfer_id)) else None
+
+    @property
+    def quarantined(self) -> int:
+        """Blocks that nobody wants any more and that a producer may still write."""
+        given_up = (ImportState.FAILING, ImportState.CANCELLING)
+        return sum(
+            sum(map(len, found.blocks.values()))
+            for found in self._imports.values()
+            if found.written and found.state in given_up
+        )
+
     # Events of the owner
 
     def plan(
@@ -198,6 +119,20 @@ class Sink:
             self._owner[group][ids] = planned.number
         self._imports[transfer_id] = planned
         self.counters["imports_planned"] += 1
+
+    def expect(self, transfer_id: str, peer: PeerKey, blocks: Mapping[str, Offsets], *, now: float) -> None:
+        """A producer is about to be asked to write into these blocks: POSTED. There is no deadline until `limit` sets
+        one: the request for it has its own. Raises as `plan`."""
+        self.plan(transfer_id, peer, blocks, lease=None, deadline=inf, now=now)
+        found = self._find(transfer_id)
+        found.written = True
+        self.posted(transfer_id, (WRITTEN_BY_PEER, found.number), now)
+        found.posting = False
+
+    def limit(self, transfer_id: str, deadline: float) -> None:
+        """A WRITE has to be there by `deadline`. Changes nothing when it is over."""
+        if found := self._imports.get(transfer_id):
+            found.deadline = deadline
 
     def posted(self, transfer_id: str, batch: BatchKey, now: float) -> None:
         """One batch is on its way. More may follow until `posting_done` or `post_failed`."""
@@ -238,7 +173,7 @@ class Sink:
         if found is None or found.state is not ImportState.POSTED:
             return []
         self._give_up(found, ImportState.CANCELLING, Reason.CANCELLED, "cancelled by its owner", now)
-        return self._advance(found, now)
+        return [StopWriting(transfer_id)] if found.written else self._advance(found, now)
 
     # Events of the fabric and the peer
 
@@ -254,20 +189,47 @@ class Sink:
             self._give_up(found, ImportState.FAILING, Reason.TRANSFER_ERROR, error, now)
         return self._advance(found, now)
 
+    def committed(self, transfer_id: str, now: float) -> list[Instruction]:
+        """The producer says that every page has arrived, and that it writes no more."""
+        found = self._written(transfer_id, "commits")
+        return [] if found is None else self.completed((WRITTEN_BY_PEER, found.number), None, now)
+
+    def not_written(self, transfer_id: str, detail: str, now: float) -> list[Instruction]:
+        """The producer says that it will not finish, and that it writes no more."""
+        found = self._written(transfer_id, "write_ends")
+        if found is None:
+            return []
+        self._give_up(found, ImportState.FAILING, Reason.PRODUCER_FAILED, detail, now)
+        return self.completed((WRITTEN_BY_PEER, found.number), None, now)
+
     def source_lost(self, transfer_id: str, detail: str, now: float) -> list[Instruction]:
-        """The producer says that the source has ended: whatever is read from now on is nobody's pages."""
+        """The producer says that the source has ended: whatever is read from now on is nobody's pages, and nothing is
+        written any more."""
         found = self._imports.get(transfer_id)
         if found is None:
             return []
         self._give_up(found, ImportState.FAILING, Reason.SOURCE_EXPIRED, detail, now)
-        return self._advance(found, now)
+        return self.not_written(transfer_id, detail, now) if found.written else self._advance(found, now)
 
-    def peer_down(self, peer: PeerKey, cause: str, now: float) -> list[Instruction]:
-        """The peer cannot be reached, or must not be. Its batches may never complete, so it is fenced."""
+    def peer_down(self, peer: PeerKey, cause: str, now: float, *, gone: bool = True) -> list[Instruction]:
+        """The peer cannot be reached, or must not be. Its batches may never complete, so it is fenced.
+
+        `gone`: its process has ended, as far as the transport can tell; otherwise it may still write.
+        """
         self.counters["peers_down"] += 1
+        stop: list[Instruction] = []
         for found in self._of(peer):
+            found.gone = found.gone or gone
+            if found.written and not found.gone and found.state is ImportState.POSTED:
+                stop.append(StopWriting(found.transfer_id))
             self._give_up(found, ImportState.FAILING, Reason.PEER_LOST, cause, now)
-        return [Fence(peer, cause)]
+        return [*stop, Fence(peer, cause)]
+
+    def moved(self, before: PeerKey, peer: PeerKey) -> None:
+        """The same process is reached anew: its death is from now on reported of `peer`."""
+        for found in self._of(before):
+            if found.written:
+                found.peer = peer
 
     def fenced(self, peer: PeerKey, cause: str, now: float) -> list[Instruction]:
         """The connection is torn down: no operation of that peer touches local memory any more.
@@ -277,9 +239,11 @@ class Sink:
         self.counters["peers_fenced"] += 1
         instructions: list[Instruction] = []
         for found in self._of(peer):
+            self._give_up(found, ImportState.FAILING, Reason.PEER_LOST, f"fenced: {cause}", now)
+            if found.written and not found.gone:
+                continue
             for batch in list(found.pending):
                 self._forget_batch(found, batch)
-            self._give_up(found, ImportState.FAILING, Reason.PEER_LOST, f"fenced: {cause}", now)
             instructions += self._advance(found, now)
         return instructions
 
@@ -288,6 +252,7 @@ class Sink:
     def tick(self, now: float) -> list[Instruction]:
         """Give up what has taken too long or lost its source; fence peers whose batches outlived the deadline."""
         overdue: dict[PeerKey, str] = {}
+        stop: list[Instruction] = []
         for found in self._imports.values():
             if found.state not in IN_FLIGHT:
                 continue
@@ -296,9 +261,14 @@ class Sink:
                 self._give_up(found, ImportState.FAILING, Reason.SOURCE_EXPIRED, detail, now)
             if now >= found.deadline:
                 detail = f"{len(found.pending)} batches are still out at the deadline"
+                if found.written and found.state is ImportState.POSTED:
+                    stop.append(StopWriting(found.transfer_id))
                 self._give_up(found, ImportState.FAILING, Reason.TIMEOUT, detail, now)
+                if found.written:
+                    continue
                 overdue.setdefault(found.peer, f"transfer {found.transfer_id} timed out: {detail}")
-        return [fence for peer, cause in overdue.items() for fence in self.peer_down(peer, cause, now)]
+        fences = [fence for peer, cause in overdue.items() for fence in self.peer_down(peer, cause, now, gone=False)]
+        return [*stop, *fences]
 
     # Proof
 
@@ -332,7 +302,14 @@ class Sink:
             return found
         raise InvalidTransition(f"transfer {transfer_id} is not being imported")
 
-    def _of(self, peer: PeerKey) -> Iterable[Import]:
+    def _written(self, transfer_id: str, what: str) -> Import | None:
+        found = self._imports.get(transfer_id)
+        if found is None or not found.written:
+            self.counters[f"{what}_unknown"] += 1
+            return None
+        return found
+
+    def _of(self, peer: PeerKey) -> list[Import]:
         return [found for found in self._imports.values() if found.peer == peer]
 
     def _move(self, found: Import, to: ImportState, story: str) -> None:

@@ -1,6 +1,6 @@
 """The producer half of a connector: sources with their callbacks, on the loop's clock.
 
-`connector.source` decides; this carries out. Every method is called on the connector's event loop.
+`connector.source_table` decides; this carries out. Every method is called on the connector's event loop.
 """
 
 from __future__ import annotations
@@ -9,17 +9,25 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 import msgspec
 
+from connector.consumers import Consumers
+from connector.correspondence import check_blocks
+from connector.destination import DestinationRef
 from connector.errors import InvalidTransition, PlanError
 from connector.identity import EngineId
+from connector.lanes import Lanes
 from connector.pages import PoolGeometry
-from connector.plan import check_blocks
-from connector.source import AckStatus, Ended, Instruction, LongHeld, Outcome, RenewStatus, SourceTable
+from connector.pusher import Pusher
+from connector.source import AckStatus, Ended, Instruction, LongHeld, Notice, Outcome, RenewStatus, Stop
+from connector.source_table import SourceTable
+from connector.wire import Frame
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class SourceRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +46,7 @@ class SourceEnd(msgspec.Struct, frozen=True, kw_only=True):
     """A source is over: abort its computation if it runs, free its blocks if it holds some.
 
     "released": every rank of the consumer has ACKed. "expired": held, and nobody renewed. "failed": it was never held.
+    "flushed": a WRITE of which everything has arrived. No operation on the blocks is in flight any more.
     """
 
     transfer_id: str
@@ -53,7 +62,9 @@ class Sources:
         self._geometry = geometry
         self._clock = clock
         self._table = SourceTable(lease_s, warn_after_s=2 * lease_s)
+        self._pusher: Pusher | None = None
         self._on_end: dict[str, Callable[[SourceEnd], None]] = {}
+        self._on_stop: dict[str, Callable[[str], None]] = {}
         self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -69,8 +80,7 @@ class Sources:
             InvalidTransition: the id is in use or was used before, the consumer has already given up, or the connector
                 was closed; `on_end` is then never called.
         """
-        if self._closed:
-            raise InvalidTransition(f"transfer {transfer_id}: the connector of {self._engine_id} was closed")
+        self._require_open(transfer_id)
         self._table.open(transfer_id, consumer, self._clock())
         self._on_end[transfer_id] = on_end
         self._idle.clear()
@@ -98,11 +108,40 @@ class Sources:
             num_tokens=num_tokens,
         )
 
+    def open_write(
+        self, destination: DestinationRef, on_end: Callable[[SourceEnd], None], on_stop: Callable[[str], None]
+    ) -> None:
+        """Begin a source whose pages are written to `destination` as they are computed: COMPUTING, its lease starts.
+
+        `on_stop` is called at most once, when nobody wants the pages any more: stop computing. `on_end` is called
+        exactly once, when no operation on the source's blocks is in flight any more: free them. Both on the event loop.
+
+        Raises:
+            PlanError: these are not blocks of the consumer's pool for that many tokens.
+            PeerLostError: the consumer is not connected to this worker.
+            UnreachableError: no transport reaches its memory.
+            InvalidTransition: as `open`.
+        """
+        self._require_open(destination.transfer_id)
+        self._writer.open(destination)
+        self._on_end[destination.transfer_id] = on_end
+        self._on_stop[destination.transfer_id] = on_stop
+        self._idle.clear()
+
+    def computed(self, transfer_id: str, blocks: Mapping[str, Sequence[int]], layer: int, num_tokens: int) -> None:
+        """The KV of the first `num_tokens` tokens of one layer lies in `blocks`, all of the prompt's: write what has
+        become whole. Does nothing for a transfer that has ended or is ending."""
+        self._writer.computed(transfer_id, blocks, layer, num_tokens)
+
+    def finish(self, transfer_id: str) -> None:
+        """Every layer has been computed: the consumer is told when all of it has arrived."""
+        self._writer.finish(transfer_id)
+
     def fail(self, transfer_id: str, detail: str) -> None:
         """The prompt cannot be computed, or its call was cancelled. Does nothing when it has already failed.
 
         Raises:
-            InvalidTransition: the source is or was held: from `hold` on, only ACKs and the lease end it.
+            InvalidTransition: the source is or was held or flushed: then only ACKs and the lease end it.
         """
         self._carry_out(self._table.fail(transfer_id, detail, self._clock()))
 
@@ -130,7 +169,22 @@ class Sources:
         """Monotonic counts of what happened."""
         return self._table.counters
 
-    # For the control connections and the reaper
+    # For the connector, its control connections and the reaper
+
+    def attach(self, lanes: Lanes, consumers: Consumers) -> Pusher:
+        """From now on pages can be written; the pusher wants to hear what happens on the lanes."""
+        self._pusher = Pusher(
+            self._engine_id, self._geometry, self._table, lanes, consumers, self._clock, self._carry_out
+        )
+        return self._pusher
+
+    def cancel(self, transfer_id: str, consumer: EngineId) -> None:
+        """The consumer of a WRITE wants it to stop, and to be told when it has."""
+        self._carry_out(self._table.cancel(transfer_id, consumer, self._clock()))
+
+    def notices(self, consumer: EngineId) -> list[Frame]:
+        """What this consumer has been told and has not acknowledged."""
+        return [self._writer.frame(notice) for notice in self._table.notices(consumer)]
 
     def renew(self, transfer_id: str, consumer: EngineId) -> RenewStatus:
         """A consumer renews one lease."""
@@ -156,6 +210,11 @@ class Sources:
             match instruction:
                 case Ended():
                     self._end(instruction)
+                case Stop(transfer_id, detail):
+                    logger.info("source %s stops: %s", transfer_id, detail)
+                    self._tell(transfer_id, self._on_stop.pop(transfer_id), detail)
+                case Notice():
+                    self._writer.notify(instruction)
                 case LongHeld(transfer_id, consumer, age_s, held):
                     logger.warning(
                         "source %s is held since %.0f s; %s renews it but does not ACK (%d sources are held)",
@@ -170,10 +229,26 @@ class Sources:
             self._idle.set()
 
     def _end(self, end: Ended) -> None:
-        level = logging.DEBUG if end.outcome == "released" else logging.WARNING
+        level = logging.DEBUG if end.outcome in ("released", "flushed") else logging.WARNING
         logger.log(level, "source %s %s after %.3f s: %s", end.transfer_id, end.outcome, end.age_s, end.detail)
-        on_end = self._on_end.pop(end.transfer_id)
+        self._on_stop.pop(end.transfer_id, None)
+        if self._pusher is not None:
+            self._pusher.ended(end.transfer_id)
+        ended = SourceEnd(transfer_id=end.transfer_id, outcome=end.outcome, detail=end.detail)
+        self._tell(end.transfer_id, self._on_end.pop(end.transfer_id), ended)
+
+    def _tell(self, transfer_id: str, owner: Callable[[T], None], what: T) -> None:
         try:
-            on_end(SourceEnd(transfer_id=end.transfer_id, outcome=end.outcome, detail=end.detail))
+            owner(what)
         except Exception:  # the owner's mistake must not keep other sources from ending
-            logger.exception("the owner of source %s failed to take its end", end.transfer_id)
+            logger.exception("the owner of source %s failed to take its end", transfer_id)
+
+    def _require_open(self, transfer_id: str) -> None:
+        if self._closed:
+            raise InvalidTransition(f"transfer {transfer_id}: the connector of {self._engine_id} was closed")
+
+    @property
+    def _writer(self) -> Pusher:
+        if self._pusher is None:
+            raise InvalidTransition(f"the connector of {self._engine_id} has not been started; nothing can be written")
+        return self._pusher

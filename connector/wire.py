@@ -13,6 +13,8 @@ Only the consumer opens a connection, to the producer's listener. Pages never tr
                  ◄─────────────── RenewReply …
     Ack … ──────────────────────►
                  ◄─────────────── AckReply …
+    Cancel … ───────────────────►                     of a WRITE; repeated after a reconnection until it is answered
+                 ◄─────────────── Commit …            or Failed, or Stopped; repeated until the consumer has ACKed
                                   Bye                 whoever leaves says so
 """
 
@@ -30,14 +32,16 @@ from connector.source import AckStatus
 
 PROTOCOL_VERSION = 1
 PREFIX_BYTES = 4
-MAX_FRAME_BYTES = 1 << 20
+MAX_FRAME_BYTES = 4 << 20
 MAX_GREETING_BYTES = 4096
 """A stranger's frames are small until it has proved the token."""
 NONCE_BYTES = 32
-MAX_IDS_PER_FRAME = 4096
+MAX_IDS_PER_FRAME = 32768
 MAX_ID_LENGTH = 64
+MAX_DETAIL_LENGTH = 1024
 
 TransferId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
+Detail: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_DETAIL_LENGTH)]
 Word: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH)]
 
 
@@ -121,13 +125,53 @@ class AckReply(_Addressed, frozen=True, kw_only=True):
     status: AckStatus
 
 
+class Cancel(_Addressed, frozen=True, kw_only=True):
+    """The consumer of a WRITE does not want it any more, and keeps its blocks until it hears that nothing comes."""
+
+    transfer_id: TransferId
+
+
+class Commit(_Addressed, frozen=True, kw_only=True):
+    """Every page of a WRITE has arrived in the consumer's memory."""
+
+    transfer_id: TransferId
+
+
+class Failed(_Addressed, frozen=True, kw_only=True):
+    """A WRITE will not be finished, and nothing of it is in flight any more."""
+
+    transfer_id: TransferId
+    detail: Detail
+
+
+class Stopped(_Addressed, frozen=True, kw_only=True):
+    """The answer to a `Cancel`: nothing of that WRITE is in flight, nor ever will be."""
+
+    transfer_id: TransferId
+
+
 class Bye(_Frame, frozen=True, kw_only=True):
     """The sender leaves on purpose."""
 
     reason: Word
 
 
-Frame: TypeAlias = Hello | Challenge | Proof | Record | Refused | Renew | RenewReply | Ack | AckReply | Bye
+Frame: TypeAlias = (
+    Hello
+    | Challenge
+    | Proof
+    | Record
+    | Refused
+    | Renew
+    | RenewReply
+    | Ack
+    | AckReply
+    | Cancel
+    | Commit
+    | Failed
+    | Stopped
+    | Bye
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)

@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from connector.pages import LAYOUTS
+LAYOUTS = ("BLHNC",)
+"""Page layouts that the attention here reads; the connector moves pages of more."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -31,7 +31,9 @@ class PagePool:
                 f"{block_bytes(group, block_size)} bytes; give the page pool more"
             )
         self.group = group
-        self.geometry: PoolGeometry = build_geometry(group, layout=layout, block_size=block_size, num_blocks=num_blocks)
+        self.geometry: PoolGeometry = build_geometry(
+            [group], layout=layout, block_size=block_size, num_blocks={group.name: num_blocks}
+        )
         self.num_blocks = num_blocks
         (self.length,) = self.geometry.region_bytes
         self.fd = os.memfd_create("kvferry-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

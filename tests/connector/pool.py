@@ -37,7 +37,7 @@ class Pool:
 
     def __init__(self, num_blocks: int = 16, group: GroupSpec = FULL) -> None:
         self.geometry: PoolGeometry = build_geometry(
-            group, layout="BLHNC", block_size=BLOCK_SIZE, num_blocks=num_blocks
+            [group], layout="BLHNC", block_size=BLOCK_SIZE, num_blocks={group.name: num_blocks}
         )
         self.block_bytes = block_bytes(group, BLOCK_SIZE)
         length = self.geometry.region_bytes[0]

@@ -11,12 +11,15 @@ import msgspec
 
 from connector import Imported, ImportOutcome, InvalidTransition, Pull, SourceRef, new_transfer_id
 from connector.importer import Importer
+from connector.imports import PeerKey
+from connector.lanes import Lanes
 from connector.lease import Lease
 from connector.ledger import Ledger
 from connector.link import Link
-from connector.sink import PeerKey, Sink
-from connector.source import Ended, Instruction, SourceState, SourceTable
-from connector.wire import Ack, AckReply, Renew, RenewReply
+from connector.sink import Sink
+from connector.source import Ended, Instruction, SourceState
+from connector.source_table import SourceTable
+from connector.wire import Ack, AckReply, Cancel, Renew, RenewReply
 from tests.clock import FakeClock
 from tests.connector.fabric import Fabric
 from tests.connector.pool import BLOCK_SIZE, D, P, Pool
@@ -45,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
     source: SourceRef | None
 
 
-Message: TypeAlias = Ask | CancelCall | Answer | Renew | RenewReply | Ack | AckReply
+Message: TypeAlias = Ask | CancelCall | Answer | Renew | RenewReply | Ack | AckReply | Cancel
 CALL = (Ask, CancelCall, Answer)
 """What travels by gRPC: delivered once, or not at all. The rest is the control connection's."""
 
@@ -170,18 +173,13 @@ class Consumer:
         self.foreign: list[str] = []
         self.end = fabric.transport("decode", self.pool.custody)
         self.end.register(self.pool.memory)
-        self.link = SimulatedLink(
-            self.ledger, self.clock, producer, ("fabric", self.end.connect(fabric.ends["prefill"].describe()))
-        )
+        self.lanes = Lanes({"fabric": self.end}, self.faults.append)
+        data_peer = self.lanes.connect({"fabric": fabric.ends["prefill"].describe()}, str(P))
+        self.link = SimulatedLink(self.ledger, self.clock, producer, data_peer)
         self.importer = Importer(
-            {"fabric": self.end},
-            self.sink,
-            self.clock,
-            timeout_s=import_timeout_s,
-            on_peer_lost=self.link.lose_data_peer,
-            on_fault=self.faults.append,
+            self.lanes, self.sink, self.clock, timeout_s=import_timeout_s, on_peer_lost=self.link.lose_data_peer
         )
-        self.importer.start()
+        self.lanes.start(self.importer)
         self._send = send
         self._renew_at = self.clock()
 

@@ -159,6 +159,7 @@ class Simulation:
         """Give everything back."""
 
         async def close() -> None:
+            self.consumer.lanes.close()
             self.consumer.importer.close()
             tasks = [transfer.reading for transfer in self.consumer.transfers.values() if transfer.reading]
             await asyncio.gather(*tasks, return_exceptions=True)

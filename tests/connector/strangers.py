@@ -17,8 +17,10 @@ from connector import (
 )
 from connector.acceptor import Acceptor
 from connector.connection import Connection
+from connector.consumers import Consumers
 from connector.dial import Session, dial
 from connector.handshake import Identity
+from connector.lanes import Lanes
 from connector.wire import Record
 from tests.connector.fabric import Fabric, FabricTransport
 from tests.connector.pool import TOKEN, D, P, Pool, compatibility
@@ -48,7 +50,14 @@ class Producer:
     def __init__(self, us: Identity) -> None:
         self.faults: list[BaseException] = []
         self.sources = Sources(P, POOL.geometry, LEASE_S, asyncio.get_running_loop().time)
-        self.acceptor = Acceptor(us, self.sources, answer_s=ANSWER_S, idle_s=LEASE_S, on_fault=self.faults.append)
+        self.acceptor = Acceptor(
+            us,
+            self.sources,
+            Consumers(Lanes({}, self.faults.append)),
+            answer_s=ANSWER_S,
+            idle_s=LEASE_S,
+            on_fault=self.faults.append,
+        )
         self.endpoint = Endpoint("", 0)
 
     @property
@@ -96,9 +105,8 @@ async def raw(endpoint: Endpoint, data: bytes = b"") -> Connection:
 async def dialled(endpoint: Endpoint, us: Identity | None = None, producer: EngineId = P) -> Session:
     fabric = Fabric()
     fabric.transport(str(P))
-    return await dial(
-        us or identity(D), producer, endpoint, {"fabric": fabric.transport(str(D))}, None, timeout_s=ANSWER_S
-    )
+    lanes = Lanes({"fabric": fabric.transport(str(D))}, lambda error: None)
+    return await dial(us or identity(D), producer, endpoint, lanes, None, timeout_s=ANSWER_S)
 
 
 async def read_on(connection: Connection) -> None:

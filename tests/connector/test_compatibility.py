@@ -13,14 +13,17 @@ def test_equal_records_have_no_differences() -> None:
 
 def test_every_differing_field_is_named_with_both_values() -> None:
     ours = compatibility()
-    theirs = compatibility(model_fingerprint="other/1", dtype="float32", block_size=16, tp_size=2, mode="write")
+    theirs = compatibility(model_fingerprint="other/1", dtype="float32", tp_size=2, mode="write")
     assert find_differences(ours, theirs) == {
         "model_fingerprint": ("tiny-llama/1", "other/1"),
         "dtype": ("bfloat16", "float32"),
-        "block_size": (4, 16),
         "tp_size": (1, 2),
         "mode": ("read", "write"),
     }
+
+
+def test_what_plans_translate_may_differ() -> None:
+    assert find_differences(compatibility(), compatibility(layout="LBHNC", block_size=16)) == {}
 
 
 def test_groups_are_compared_field_by_field() -> None:

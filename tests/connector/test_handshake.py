@@ -82,8 +82,8 @@ async def test_another_incarnation_is_refused() -> None:
 async def test_differing_records_are_refused_by_name_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
     async with producing() as producer:
         with pytest.raises(IncompatibleError) as refused:
-            await dialled(producer.endpoint, identity(D, dtype="float32", block_size=16))
-        assert refused.value.differences == {"dtype": ("float32", "bfloat16"), "block_size": (16, 4)}
+            await dialled(producer.endpoint, identity(D, dtype="float32", tp_size=2))
+        assert refused.value.differences == {"dtype": ("float32", "bfloat16"), "tp_size": (2, 1)}
         await until(lambda: producer.counters["handshakes_refused"] == 1)
     assert "dtype: ours 'bfloat16', theirs 'float32'" in caplog.text
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from connector import GroupPages, GroupSpec, LayerPages, PlanError, PoolGeometry, build_geometry
-from connector.plan import Plan, check_geometry, plan_read
+from connector.geometry import check_geometry
+from connector.plan import Plan, plan_read
 
 GROUP = GroupSpec(name="full", layers=(0, 1), num_kv_heads=2, key_dim=4, value_dim=4, itemsize=2)
 PAGE = 2 * 4 * 8 * 2
@@ -14,7 +15,7 @@ BLOCK = 2 * PAGE
 
 
 def pool(num_blocks: int = 8) -> PoolGeometry:
-    return build_geometry(GROUP, layout="BLHNC", block_size=4, num_blocks=num_blocks)
+    return build_geometry([GROUP], layout="BLHNC", block_size=4, num_blocks={"full": num_blocks})
 
 
 def by_layer(num_blocks: int = 8, gap: int = 0) -> PoolGeometry:
@@ -27,10 +28,20 @@ def by_layer(num_blocks: int = 8, gap: int = 0) -> PoolGeometry:
         groups=(
             GroupPages(
                 name="full",
+                kind="full",
                 num_blocks=num_blocks,
+                num_heads=2,
+                content_bytes=16,
                 layers=tuple(
                     LayerPages(
-                        layer=layer, region=layer, offset=0, page_bytes=PAGE, block_stride=stride, num_blocks=num_blocks
+                        layer=layer,
+                        region=layer,
+                        offset=0,
+                        page_bytes=PAGE,
+                        block_stride=stride,
+                        num_blocks=num_blocks,
+                        head_stride=PAGE // 2,
+                        token_stride=16,
                     )
                     for layer in (0, 1)
                 ),
@@ -135,9 +146,20 @@ def test_every_page_arrives_where_it_belongs() -> None:
         ([-1], [0], 4, "the source names block -1"),
         ([0, 1], [3, 3], 8, "the destination names block 3 of group 'full' twice"),
         ([3, 3], [0, 1], 8, "the source names block 3 of group 'full' twice"),
-        ([0, 1], [0, 1], 9, "the source names 2 blocks of group 'full' for 9 tokens; 3 blocks of 4 tokens hold them"),
-        ([0, 1], [0], 8, "the destination names 1 blocks of group 'full' for 8 tokens"),
+        (
+            [0, 1],
+            [0, 1, 2],
+            9,
+            "the source names 2 blocks of group 'full' for tokens 0 to 9; 3 blocks of 4 tokens hold them",
+        ),
+        (
+            [0, 1, 2],
+            [0],
+            8,
+            "the source names 3 blocks of group 'full' for tokens 0 to 8; 2 blocks of 4 tokens hold them",
+        ),
         ([0, 1], [0, 1, 2], 8, "the destination names 3 blocks"),
+        ([0, 1], [0], 8, "the destination names 1 blocks"),
         ([], [], 0, "there must be at least one"),
         ([0], [0], -3, "there must be at least one"),
         ([1 << 70], [0], 4, "not integers"),
@@ -162,14 +184,23 @@ def test_groups_must_be_the_same() -> None:
         )
 
 
-def test_what_a_block_is_must_be_the_same() -> None:
-    with pytest.raises(PlanError, match="block_size: source 8, destination 4"):
-        plan([0], [0], there=build_geometry(GROUP, layout="BLHNC", block_size=8, num_blocks=8))
-    wider = msgspec.structs.replace(GROUP, num_kv_heads=4)
-    with pytest.raises(PlanError, match=r"groups: source .*256.*destination .*128"):
-        plan([0], [0], there=build_geometry(wider, layout="BLHNC", block_size=4, num_blocks=8))
-    with pytest.raises(PlanError, match="layout: source 'LBNHC', destination 'BLHNC'"):
-        plan([0], [0], there=msgspec.structs.replace(pool(), layout="LBNHC"))
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (msgspec.structs.replace(GROUP, num_kv_heads=4), "groups.full.num_heads: source 4, destination 2"),
+        (msgspec.structs.replace(GROUP, itemsize=4), "groups.full.content_bytes: source 32, destination 16"),
+        (
+            msgspec.structs.replace(GROUP, layers=(0, 1, 2)),
+            r"groups.full.layers: source \[0, 1, 2\], destination \[0, 1\]",
+        ),
+        (msgspec.structs.replace(GROUP, kind="window"), "groups.full.kind: source 'window', destination 'full'"),
+        (msgspec.structs.replace(GROUP, name="other"), r"groups: source \['other'\], destination \['full'\]"),
+    ],
+)
+def test_what_a_token_is_must_be_the_same(other: GroupSpec, message: str) -> None:
+    there = build_geometry([other], layout="BLHNC", block_size=4, num_blocks={other.name: 8})
+    with pytest.raises(PlanError, match=message):
+        plan([0], [0], there=there)
 
 
 # A peer's geometry is not to be trusted
@@ -180,6 +211,10 @@ def changed(**changes: object) -> PoolGeometry:
     group = geometry.groups[0]
     layers = tuple(msgspec.structs.replace(layer, **changes) for layer in group.layers)
     return msgspec.structs.replace(geometry, groups=(msgspec.structs.replace(group, layers=layers),))
+
+
+def of_group(**changes: object) -> PoolGeometry:
+    return msgspec.structs.replace(pool(), groups=(msgspec.structs.replace(pool().groups[0], **changes),))
 
 
 def test_a_real_geometry_is_accepted() -> None:
@@ -194,18 +229,20 @@ def test_a_real_geometry_is_accepted() -> None:
         (changed(region=-1), "is in region -1 of 1"),
         (changed(offset=BLOCK), f"ends at byte {8 * BLOCK + PAGE} of {8 * BLOCK}"),
         (changed(offset=-1), "has offset -1"),
-        (changed(block_stride=PAGE - 1), f"page {PAGE} bytes, stride {PAGE - 1} bytes"),
-        (changed(page_bytes=0), "page 0 bytes"),
+        (changed(block_stride=15), "strides (15, 64, 16)"),
+        (changed(token_stride=0), "strides (256, 64, 0)"),
+        (changed(head_stride=-1), "strides (256, -1, 16)"),
+        (changed(page_bytes=0), "has pages of 0 bytes, but 2 heads x 4 tokens x 16 bytes are 128"),
         (changed(num_blocks=9), "has 9 blocks, the group 8"),
         (msgspec.structs.replace(pool(), region_bytes=(1 << 60,)), "regions of"),
-        (msgspec.structs.replace(pool(), layout="BHLNC"), "layout 'BHLNC'; supported are BLHNC"),
+        (msgspec.structs.replace(pool(), layout="BLHCN"), "layout 'BLHCN'; supported are LBNHC"),
         (msgspec.structs.replace(pool(), block_size=0), "blocks of 0 tokens"),
         (msgspec.structs.replace(pool(), groups=()), "must name each KV cache group once"),
         (msgspec.structs.replace(pool(), groups=pool().groups * 2), "must name each KV cache group once"),
-        (
-            msgspec.structs.replace(pool(), groups=(GroupPages(name="full", num_blocks=1, layers=()),)),
-            "has no layers",
-        ),
+        (of_group(layers=()), "has no layers"),
+        (of_group(num_heads=0), "has 0 heads of 16 bytes a token"),
+        (of_group(parts=(("conv", 0, 8), ("ssm", 4, 4))), "ssm of group 'full' takes bytes 4 to 8"),
+        (of_group(parts=(("conv", 0, 17),)), "conv of group 'full' takes bytes 0 to 17 of a slot of 16"),
     ],
 )
 def test_an_impossible_geometry_is_refused(geometry: PoolGeometry, message: str) -> None:
@@ -215,6 +252,13 @@ def test_an_impossible_geometry_is_refused(geometry: PoolGeometry, message: str)
 
 
 def test_a_destination_whose_pages_overlap_is_refused() -> None:
-    geometry = changed(offset=0)
+    group = pool().groups[0]
+    layers = (group.layers[0], msgspec.structs.replace(group.layers[1], offset=16))
+    geometry = of_group(layers=layers)
     with pytest.raises(PlanError, match="overlap in the destination"):
-        plan([0], [0], there=geometry, here=geometry)
+        plan([0], [0], there=pool(), here=geometry)
+
+
+def test_layers_that_share_their_pages_move_once() -> None:
+    shared = changed(offset=0)
+    assert plan([0, 3], [1, 5], there=shared, here=shared).total_bytes == 2 * PAGE

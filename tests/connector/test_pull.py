@@ -191,7 +191,7 @@ async def test_a_release_during_the_read_cancels_it() -> None:
         ({"blocks": {"full": [0, 1, 1]}}, "twice"),
         ({"blocks": {"full": [0, 1]}}, "the source names 2 blocks"),
         ({"blocks": {"window": [0, 1, 2]}}, "the source has ['window']"),
-        ({"num_tokens": 0}, "for 0 tokens"),
+        ({"num_tokens": 0}, "0 of 0 tokens"),
     ],
 )
 @in_virtual_time

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from connector import InvalidTransition, Reason
+from connector.imports import Fence, ImportState, Instruction, Landed, PeerKey, Settled
 from connector.lease import Lease
-from connector.sink import Fence, ImportState, Instruction, Landed, PeerKey, Settled, Sink
+from connector.sink import Sink
 
 PEER: PeerKey = ("fabric", 0)
 OTHER: PeerKey = ("fabric", 1)

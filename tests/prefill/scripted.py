@@ -20,7 +20,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.blocks = BlockPool(4, 2)
-        self.geometry: PoolGeometry = build_geometry(GROUP, layout="BLHNC", block_size=2, num_blocks=4)
+        self.geometry: PoolGeometry = build_geometry([GROUP], layout="BLHNC", block_size=2, num_blocks={"full": 4})
         self.max_model_len = 8
         self.refuses: EngineError | None = None
         self.submitted: dict[str, EngineRequest] = {}

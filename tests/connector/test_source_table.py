@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from connector import EngineId, InvalidTransition
-from connector.source import AckStatus, Ended, Instruction, LongHeld, SourceState, SourceTable
+from connector.source import AckStatus, Ended, Instruction, LongHeld, SourceState
+from connector.source_table import SourceTable
 
 CONSUMER = EngineId("decode-0", 1)
 RESTARTED = EngineId("decode-0", 2)
