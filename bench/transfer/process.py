@@ -10,6 +10,7 @@ import os
 import select
 import socket
 import sys
+from collections.abc import Collection
 from typing import Annotated, TypeAlias, cast
 
 import msgspec
@@ -122,6 +123,16 @@ def make_contender(name: str, role: Role, memory: MappedMemory, other: MappedMem
     return make_shm(role, memory) if family == "shm" else make_ucx(role, memory)
 
 
+def cores_of(role: Role, cores: Collection[int]) -> set[int]:
+    """Half of the cores for either side, as two workers on one host have it; all of them where there is only one.
+
+    Two processes that poll are otherwise put on the same core now and then, and take turns of many ms.
+    """
+    ordered = sorted(cores)
+    half = len(ordered) // 2
+    return set(ordered[:half] if role == "initiator" else ordered[half:]) or set(ordered)
+
+
 def serve(stream: socket.socket, name: str, role: Role, memory: MappedMemory, other: MappedMemory) -> None:
     """Answer commands until the other end closes."""
 
@@ -167,6 +178,7 @@ def main(arguments: list[str]) -> None:
     """`name role socket memory other`, the last three as inherited descriptors."""
     name, role = arguments[0], cast(Role, arguments[1])
     stream = socket.socket(fileno=int(arguments[2]))
+    os.sched_setaffinity(0, cores_of(role, os.sched_getaffinity(0)))
     memory, other = (MappedMemory(int(fd)) for fd in arguments[3:5])
     serve(stream, name, role, memory, other)
     stream.close()

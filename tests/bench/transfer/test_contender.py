@@ -5,6 +5,7 @@ import pytest
 from bench.errors import BadRequest
 from bench.transfer.contender import CONTENDERS, chosen
 from bench.transfer.pairs import environment_of
+from bench.transfer.process import cores_of
 
 
 def test_all_contenders_unless_some_are_named() -> None:
@@ -30,3 +31,9 @@ def test_only_those_kept_to_tcp_get_a_choice_of_ucx_transports() -> None:
 
 def test_a_log_level_that_the_user_has_set_stays() -> None:
     assert environment_of(CONTENDERS["ucx"], {"UCX_LOG_LEVEL": "debug"})["UCX_LOG_LEVEL"] == "debug"
+
+
+def test_either_side_has_cores_of_its_own_where_there_are_two() -> None:
+    assert (cores_of("initiator", {0, 1}), cores_of("target", {0, 1})) == ({0}, {1})
+    assert (cores_of("initiator", {4, 2, 3}), cores_of("target", {4, 2, 3})) == ({2}, {3, 4})
+    assert (cores_of("initiator", {5}), cores_of("target", {5})) == ({5}, {5})
