@@ -66,8 +66,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A contender, and how it is set up.
 
     `tcp_only` keeps UCX to TCP by UCX_TLS=tcp; elsewhere UCX_TLS is not set. `target_serves` says that it is a
-    `Serving`. `waits` says how its processes wait, `setup` how it is used; `distributions` are what it may be
-    installed from.
+    `Serving`. `own_cores` gives either process half of the cores to itself, for two processes that poll are put on the
+    same core now and then, and take turns of many ms. `waits` says how its processes wait, `setup` how it is used;
+    `distributions` are what it may be installed from.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     has_target: bool = True
     notifies: bool = True
     target_serves: bool = False
+    own_cores: bool = False
     waits: str
     setup: str
     distributions: tuple[str, ...] = ()
@@ -84,7 +86,7 @@ _OWN_WAITS = "sleeps on the completion descriptor; the target sleeps on the sock
 _OWN_NOTICE = "after its completion one frame on a TCP connection"
 _NIXL_WAITS = (
     "busy: polls check_xfer_state without a pause, as documented, and the target get_new_notifs, which progresses it; "
-    "neither side looks between operations"
+    "neither side looks between operations; either process is kept to its own half of the cores"
 )
 _NIXL_SETUP = (
     "UCX backend, no progress thread (the faster way, see bench/transfer/nixl.py), prepared descriptor lists "
@@ -120,6 +122,7 @@ CONTENDERS: Final = {
             waits=_NIXL_WAITS,
             setup=f"{_NIXL_SETUP}, UCX_TLS unset",
             target_serves=True,
+            own_cores=True,
             distributions=("nixl-cu12",),
         ),
         Entry(
@@ -128,6 +131,7 @@ CONTENDERS: Final = {
             waits=_NIXL_WAITS,
             setup=f"{_NIXL_SETUP}, UCX_TLS=tcp",
             target_serves=True,
+            own_cores=True,
             distributions=("nixl-cu12",),
         ),
         Entry(

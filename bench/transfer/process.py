@@ -16,7 +16,7 @@ from typing import Annotated, TypeAlias, cast
 import msgspec
 import numpy as np
 
-from bench.transfer.contender import Contender, Role, Serving
+from bench.transfer.contender import CONTENDERS, Contender, Role, Serving
 from bench.transfer.memory import MappedMemory
 from connector.transport.base import Op
 
@@ -124,10 +124,7 @@ def make_contender(name: str, role: Role, memory: MappedMemory, other: MappedMem
 
 
 def cores_of(role: Role, cores: Collection[int]) -> set[int]:
-    """Half of the cores for either side, as two workers on one host have it; all of them where there is only one.
-
-    Two processes that poll are otherwise put on the same core now and then, and take turns of many ms.
-    """
+    """Half of the cores for either side; all of them where there is only one."""
     ordered = sorted(cores)
     half = len(ordered) // 2
     return set(ordered[:half] if role == "initiator" else ordered[half:]) or set(ordered)
@@ -178,7 +175,8 @@ def main(arguments: list[str]) -> None:
     """`name role socket memory other`, the last three as inherited descriptors."""
     name, role = arguments[0], cast(Role, arguments[1])
     stream = socket.socket(fileno=int(arguments[2]))
-    os.sched_setaffinity(0, cores_of(role, os.sched_getaffinity(0)))
+    if CONTENDERS[name].own_cores:
+        os.sched_setaffinity(0, cores_of(role, os.sched_getaffinity(0)))
     memory, other = (MappedMemory(int(fd)) for fd in arguments[3:5])
     serve(stream, name, role, memory, other)
     stream.close()

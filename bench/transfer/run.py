@@ -110,7 +110,6 @@ def _settings(
         "rounds_at_least": min(rounds, measure.LEAST_ROUNDS),
         "seconds_per_cell": measure.CELL_BUDGET_S,
         "order": "every contender once a round, in an order drawn anew",
-        "cores": "the initiators have the lower half of the cores, the targets the upper half",
         "memory": f"two memfds of {grid.region_bytes} bytes, shared by all contenders; each draws its own page ids",
         "timed": "from page ids to the initiator's knowledge of completion; notified_us to the target's Python code",
         "left_out": [str(cell) for cell in grid.left_out],
