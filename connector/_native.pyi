@@ -1,6 +1,13 @@
 """The native core: byte runs copied or transferred with the interpreter lock released. Sources in connector/native/."""
 
+from typing import Literal
+
 from connector.transport.base import Offsets
+
+Happened = tuple[Literal["completed", "lost", "late"], int, int, str]
+"""(kind, peer, batch or -1, text): "completed": a batch is terminal, the text is its error, empty when all of it
+succeeded; "lost": the peer cannot be reached any more, and why; "late": the peer has missed a batch's deadline, and
+which. Of the last two a peer has at most one, once."""
 
 class OutOfBounds(ValueError):
     """A run leaves its region; nothing was posted."""
@@ -37,8 +44,10 @@ class Copier:
         local: Offsets,
         remote: Offsets,
         length: Offsets,
+        timeout_s: float,
     ) -> int:
-        """Queue a batch. Raises `OutOfBounds`; `RuntimeError` for a peer that is fenced or unknown."""
+        """Queue a batch. Raises `OutOfBounds`; `RuntimeError` for a peer that is fenced or unknown; `ValueError` for a
+        timeout that is not positive."""
 
     def fence(self, peer: int) -> None:
         """Nothing of this peer is being copied when this returns, and each of its batches has its event."""
@@ -47,8 +56,8 @@ class Copier:
     def fileno(self) -> int:
         """Readable while `drain` has something to return."""
 
-    def drain(self) -> list[tuple[int, int, str]]:
-        """(batch, peer, error) of every batch that has ended; the error is empty when all of it succeeded."""
+    def drain(self) -> list[Happened]:
+        """What has happened since the last call."""
 
 def ucx_version(library: str) -> tuple[str, str]:
     """Load libucp from a path or a loader's name; its version and path. `RuntimeError` when it cannot be."""
@@ -74,8 +83,10 @@ class UcpWorker:
         local: Offsets,
         remote: Offsets,
         length: Offsets,
+        timeout_s: float,
     ) -> int:
-        """Start a batch. Raises `OutOfBounds`; `RuntimeError` for a peer that is down, fenced or unknown."""
+        """Start a batch. Raises `OutOfBounds`; `RuntimeError` for a peer that is down, fenced or unknown; `ValueError`
+        for a timeout that is not positive."""
 
     def fence(self, peer: int, timeout_s: float) -> None:
         """Close the endpoint by force; every operation of it is terminal when this returns. `RuntimeError` if not."""
@@ -84,5 +95,5 @@ class UcpWorker:
     def fileno(self) -> int:
         """Readable while `drain` has something to return."""
 
-    def drain(self) -> list[tuple[int, int, str]]:
-        """(batch, peer, error): a batch that has ended, or, with batch -1, a peer that is down."""
+    def drain(self) -> list[Happened]:
+        """What has happened since the last call."""

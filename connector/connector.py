@@ -134,7 +134,7 @@ class Connector:
             self._listeners.close()
             raise
         us = self._identity(transports)
-        lanes = Lanes(transports, self._fault)
+        lanes = Lanes(transports, config.import_timeout_s, self._fault)
         importer = Importer(
             lanes, self._sink, self._clock, timeout_s=config.import_timeout_s, on_peer_lost=self._data_lost
         )

@@ -186,9 +186,9 @@ class Importer:
         """See `Watcher`. The clock is read after the completion: what has completed by now was read before now."""
         self._carry_out(self._sink.completed(batch, error, self._clock()))
 
-    def peer_down(self, peer: PeerKey, cause: str) -> None:
+    def peer_down(self, peer: PeerKey, cause: str, gone: bool) -> None:
         """See `Watcher`."""
-        self._carry_out(self._sink.peer_down(peer, cause, self._clock()))
+        self._carry_out(self._sink.peer_down(peer, cause, self._clock(), gone=gone))
 
     def fenced(self, peer: PeerKey, cause: str) -> None:
         """See `Watcher`."""

@@ -27,18 +27,23 @@ class Watcher(Protocol):
     def completed(self, batch: BatchKey, error: str | None) -> None:
         """Every operation of a batch is terminal."""
 
-    def peer_down(self, peer: PeerKey, cause: str) -> None:
-        """The peer's process is gone or unreachable; it is fenced next."""
+    def peer_down(self, peer: PeerKey, cause: str, gone: bool) -> None:
+        """The peer is lost, or late with a batch, and is fenced next. `gone`: its process has ended, as far as the
+        transport can tell."""
 
     def fenced(self, peer: PeerKey, cause: str) -> None:
         """No operation that this worker has posted to that peer touches memory any more."""
 
 
 class Lanes:
-    """See the module. `on_fault` is told of a transport that breaks, or of a mistake of this worker."""
+    """See the module. A peer that has not served a batch within `timeout_s` is down. `on_fault` is told of a transport
+    that breaks, or of a mistake of this worker."""
 
-    def __init__(self, transports: Mapping[str, Transport], on_fault: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, transports: Mapping[str, Transport], timeout_s: float, on_fault: Callable[[BaseException], None]
+    ) -> None:
         self.transports = transports
+        self._timeout_s = timeout_s
         self._on_fault = on_fault
         self._watchers: list[Watcher] = []
         self._posters: dict[BatchKey, Watcher] = {}
@@ -82,7 +87,8 @@ class Lanes:
             PeerLostError: the peer is down or fenced.
         """
         name, number = peer
-        posted = self.transports[name].post(number, op, batch.local_region, batch.remote_region, batch.runs)
+        transport = self.transports[name]
+        posted = transport.post(number, op, batch.local_region, batch.remote_region, batch.runs, self._timeout_s)
         self._posters[name, posted] = poster
         return name, posted
 
@@ -113,10 +119,10 @@ class Lanes:
                 case Completed(batch=batch, error=error):
                     poster = self._posters.pop((name, batch), self._watchers[-1])
                     poster.completed((name, batch), error)
-                case PeerDown(peer=peer, cause=cause):
+                case PeerDown(peer=peer, cause=cause, gone=gone):
                     logger.warning("%s reports that peer %d is down: %s", name, peer, cause)
                     for watcher in self._watchers:
-                        watcher.peer_down((name, peer), cause)
+                        watcher.peer_down((name, peer), cause, gone)
                     self.fence((name, peer), cause)
                 case _:
                     assert_never(event)

@@ -129,7 +129,7 @@ class Pusher:
         """See `connector.lanes.Watcher`."""
         self._carry_out(self._table.completed(batch, error, self._clock()))
 
-    def peer_down(self, peer: PeerKey, cause: str) -> None:
+    def peer_down(self, peer: PeerKey, cause: str, gone: bool) -> None:
         """See `connector.lanes.Watcher`."""
         self._carry_out(self._table.peer_down(peer, cause, self._clock()))
 

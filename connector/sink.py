@@ -222,7 +222,9 @@ class Sink:
             found.gone = found.gone or gone
             if found.written and not found.gone and found.state is ImportState.POSTED:
                 stop.append(StopWriting(found.transfer_id))
-            self._give_up(found, ImportState.FAILING, Reason.PEER_LOST, cause, now)
+            # The transport's own deadline may come before the next tick.
+            reason = Reason.TIMEOUT if now >= found.deadline else Reason.PEER_LOST
+            self._give_up(found, ImportState.FAILING, reason, cause, now)
         return [*stop, Fence(peer, cause)]
 
     def moved(self, before: PeerKey, peer: PeerKey) -> None:

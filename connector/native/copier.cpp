@@ -41,9 +41,11 @@ std::shared_ptr<Copier::Peer> Copier::find(int64_t peer) {
   return found->second;
 }
 
-int64_t Copier::post(int64_t peer, bool write, char* local, char* remote, std::vector<Run> runs) {
+int64_t Copier::post(int64_t peer, bool write, char* local, char* remote, std::vector<Run> runs, double timeout_s) {
+  const auto deadline = after(timeout_s);
   std::lock_guard<std::mutex> lock(mutex_);
-  queue_.push_back({next_batch_, peer, find(peer), write, local, remote, std::move(runs)});
+  queue_.push_back({next_batch_, peer, find(peer), write, local, remote, std::move(runs), timeout_s, deadline});
+  earliest_ = std::min(earliest_, deadline);
   work_.notify_one();
   return next_batch_++;
 }
@@ -57,7 +59,7 @@ void Copier::fence(int64_t peer) {
   std::deque<Batch> kept;
   for (auto& batch : queue_) {
     if (batch.peer_id == peer)
-      events_.push({batch.id, peer, "the peer was fenced"});
+      events_.push({EventKind::kCompleted, peer, batch.id, "the peer was fenced"});
     else
       kept.push_back(std::move(batch));
   }
@@ -92,23 +94,58 @@ void Copier::run() {
     lock.unlock();
     std::string error = copy(batch);
     lock.lock();
-    events_.push({batch.id, batch.peer_id, std::move(error)});
+    events_.push({EventKind::kCompleted, batch.peer_id, batch.id, std::move(error)});
     copying_for_ = -1;
     idle_.notify_all();
   }
 }
 
-std::string Copier::copy(const Batch& batch) const {
+bool Copier::is_late(const Batch& batch) {
+  const auto now = Clock::now();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (now >= earliest_) {
+    earliest_ = Clock::time_point::max();
+    std::deque<Batch> kept;
+    for (auto& queued : queue_) {
+      if (now >= queued.deadline) {
+        events_.push({EventKind::kCompleted, queued.peer_id, queued.id, tell_late(queued)});
+        continue;
+      }
+      earliest_ = std::min(earliest_, queued.deadline);
+      kept.push_back(std::move(queued));
+    }
+    queue_.swap(kept);
+  }
+  return now >= batch.deadline;
+}
+
+std::string Copier::tell_late(const Batch& batch) {
+  std::string text = lateness(batch.id, batch.write, total_bytes(batch.runs), batch.timeout_s);
+  if (!batch.peer->late && !batch.peer->fenced) events_.push({EventKind::kLate, batch.peer_id, -1, text});
+  batch.peer->late = true;
+  return text;
+}
+
+std::string Copier::copy(const Batch& batch) {
+  int64_t unchecked = kPieceBytes;
   for (const Run& run : batch.runs) {
     for (int64_t done = 0; done < run.length; done += kPieceBytes) {
-      if (batch.peer->fenced) return "the peer was fenced";
+      const int64_t bytes = std::min(kPieceBytes, run.length - done);
+      if (unchecked + bytes > kPieceBytes) {
+        unchecked = 0;
+        if (batch.peer->fenced) return "the peer was fenced";
+        if (is_late(batch)) {
+          std::lock_guard<std::mutex> lock(mutex_);
+          return tell_late(batch);
+        }
+      }
+      unchecked += bytes;
       char* local = batch.local + run.local + done;
       char* remote = batch.remote + run.remote + done;
-      const auto bytes = static_cast<size_t>(std::min(kPieceBytes, run.length - done));
       if (batch.write)
-        std::memcpy(remote, local, bytes);
+        std::memcpy(remote, local, static_cast<size_t>(bytes));
       else
-        std::memcpy(local, remote, bytes);
+        std::memcpy(local, remote, static_cast<size_t>(bytes));
     }
   }
   // The mapping outlives the process, so the copy itself never notices. A peer that has ended cannot have held its

@@ -2,6 +2,9 @@
 //
 // A copy cannot fail and cannot be recalled, but it can be stopped between two pieces: `fence` raises the peer's flag,
 // drops what is queued, and waits for the piece being copied.
+//
+// Every batch has a deadline, looked at before each piece. It passes when this host is starved, or when another peer's
+// copies are in the way; then the batch ends with an error, and its peer is told of as late, once.
 #pragma once
 
 #include <atomic>
@@ -15,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "deadline.hpp"
 #include "events.hpp"
 #include "runs.hpp"
 
@@ -28,8 +32,8 @@ class Copier {
   // `pidfd` is the peer's process; it stays the caller's, and has to stay open until the peer is fenced.
   int64_t add_peer(int pidfd);
   // Bytes move from `remote` to `local`, or the other way round for a write. Completes with an error when the peer's
-  // process has ended or the peer is fenced before the last byte has moved.
-  int64_t post(int64_t peer, bool write, char* local, char* remote, std::vector<Run> runs);
+  // process has ended, the peer is fenced, or `timeout_s` passes before the last byte has moved.
+  int64_t post(int64_t peer, bool write, char* local, char* remote, std::vector<Run> runs, double timeout_s);
   // When it returns nothing of this peer is being copied, and each of its batches has its event.
   void fence(int64_t peer);
   void close();
@@ -39,6 +43,7 @@ class Copier {
   struct Peer {
     int pidfd;
     std::atomic<bool> fenced{false};
+    bool late = false;
   };
   struct Batch {
     int64_t id;
@@ -48,10 +53,15 @@ class Copier {
     char* local;
     char* remote;
     std::vector<Run> runs;
+    double timeout_s;
+    Clock::time_point deadline;
   };
 
   void run();
-  std::string copy(const Batch& batch) const;
+  std::string copy(const Batch& batch);
+  // Whether the batch is late, or, as a side effect, which queued ones are.
+  bool is_late(const Batch& batch);
+  std::string tell_late(const Batch& batch);
   std::shared_ptr<Peer> find(int64_t peer);
 
   const std::string name_;
@@ -61,6 +71,7 @@ class Copier {
   std::condition_variable idle_;
   std::unordered_map<int64_t, std::shared_ptr<Peer>> peers_;
   std::deque<Batch> queue_;
+  Clock::time_point earliest_ = Clock::time_point::max();  // no queued batch is late before this
   int64_t copying_for_ = -1;
   int64_t next_peer_ = 0;
   int64_t next_batch_ = 0;

@@ -11,12 +11,17 @@
 
 namespace kvferry {
 
-// Either a batch that is terminal (batch >= 0; `error` empty when all of it succeeded) or a peer that is down (batch <
-// 0).
+enum class EventKind {
+  kCompleted,  // a batch is terminal; `text` is its error, empty when all of it succeeded
+  kLost,       // a peer cannot be reached any more; `text` says why
+  kLate,       // a peer has not served a batch in time; `text` names it
+};
+
 struct Event {
-  int64_t batch;
+  EventKind kind;
   int64_t peer;
-  std::string error;
+  int64_t batch;  // -1 when the event is the peer's
+  std::string text;
 };
 
 class EventQueue {

@@ -26,23 +26,36 @@ size_t common_size(const Offsets& local, const Offsets& remote, const Offsets& l
   return local.shape(0);
 }
 
-using EventTuple = std::tuple<int64_t, int64_t, std::string>;
+using EventTuple = std::tuple<const char*, int64_t, int64_t, std::string>;
+
+const char* name_of(EventKind kind) {
+  switch (kind) {
+    case EventKind::kCompleted:
+      return "completed";
+    case EventKind::kLost:
+      return "lost";
+    case EventKind::kLate:
+      return "late";
+  }
+  throw std::logic_error("an event of no kind");
+}
 
 std::vector<EventTuple> drained(EventQueue& events) {
   std::vector<EventTuple> result;
-  for (Event& event : events.drain()) result.emplace_back(event.batch, event.peer, std::move(event.error));
+  for (Event& event : events.drain())
+    result.emplace_back(name_of(event.kind), event.peer, event.batch, std::move(event.text));
   return result;
 }
 
 int64_t post_copy(Copier& copier, int64_t peer, bool write, uintptr_t local_address, int64_t local_bytes,
                   uintptr_t remote_address, int64_t remote_bytes, const Offsets& local, const Offsets& remote,
-                  const Offsets& length) {
+                  const Offsets& length, double timeout_s) {
   const size_t count = common_size(local, remote, length);
   nb::gil_scoped_release released;
   std::vector<Run> runs =
       checked_and_merged(local.data(), remote.data(), length.data(), count, local_bytes, remote_bytes);
   return copier.post(peer, write, reinterpret_cast<char*>(local_address), reinterpret_cast<char*>(remote_address),
-                     std::move(runs));
+                     std::move(runs), timeout_s);
 }
 
 void copy_runs(uintptr_t destination, int64_t destination_bytes, uintptr_t source, int64_t source_bytes,
@@ -68,10 +81,11 @@ int64_t connect_ucp(UcpWorker& worker, const nb::bytes& address,
 }
 
 int64_t post_ucp(UcpWorker& worker, int64_t peer, bool write, int64_t local_region, int64_t remote_region,
-                 const Offsets& local, const Offsets& remote, const Offsets& length) {
+                 const Offsets& local, const Offsets& remote, const Offsets& length, double timeout_s) {
   const size_t count = common_size(local, remote, length);
   nb::gil_scoped_release released;
-  return worker.post(peer, write, local_region, remote_region, local.data(), remote.data(), length.data(), count);
+  return worker.post(peer, write, local_region, remote_region, local.data(), remote.data(), length.data(), count,
+                     timeout_s);
 }
 
 }  // namespace
@@ -88,7 +102,8 @@ NB_MODULE(_native, m) {
       .def(nb::init<std::string>(), nb::arg("name"))
       .def("add_peer", &Copier::add_peer, nb::arg("pidfd"))
       .def("post", &post_copy, nb::arg("peer"), nb::arg("write"), nb::arg("local_address"), nb::arg("local_bytes"),
-           nb::arg("remote_address"), nb::arg("remote_bytes"), nb::arg("local"), nb::arg("remote"), nb::arg("length"))
+           nb::arg("remote_address"), nb::arg("remote_bytes"), nb::arg("local"), nb::arg("remote"), nb::arg("length"),
+           nb::arg("timeout_s"))
       .def("fence", &Copier::fence, nb::arg("peer"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Copier::close, nb::call_guard<nb::gil_scoped_release>())
       .def("fileno", [](Copier& copier) { return copier.events().fileno(); })
@@ -136,7 +151,7 @@ NB_MODULE(_native, m) {
           nb::arg("region"))
       .def("connect", &connect_ucp, nb::arg("address"), nb::arg("regions"))
       .def("post", &post_ucp, nb::arg("peer"), nb::arg("write"), nb::arg("local_region"), nb::arg("remote_region"),
-           nb::arg("local"), nb::arg("remote"), nb::arg("length"))
+           nb::arg("local"), nb::arg("remote"), nb::arg("length"), nb::arg("timeout_s"))
       .def("fence", &UcpWorker::fence, nb::arg("peer"), nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &UcpWorker::close, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
       .def("fileno", [](UcpWorker& worker) { return worker.events().fileno(); })

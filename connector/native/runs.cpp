@@ -16,6 +16,12 @@ void check(const char* side, size_t index, int64_t offset, int64_t length, int64
 
 }  // namespace
 
+int64_t total_bytes(const std::vector<Run>& runs) {
+  int64_t total = 0;
+  for (const Run& run : runs) total += run.length;
+  return total;
+}
+
 std::vector<Run> checked_and_merged(const int64_t* local, const int64_t* remote, const int64_t* length, size_t count,
                                     int64_t local_bytes, int64_t remote_bytes) {
   std::vector<Run> runs;

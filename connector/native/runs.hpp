@@ -14,6 +14,8 @@ struct Run {
   int64_t length;
 };
 
+int64_t total_bytes(const std::vector<Run>& runs);
+
 // A run leaves its region, or has a negative number in it.
 struct OutOfBounds : std::runtime_error {
   using std::runtime_error::runtime_error;

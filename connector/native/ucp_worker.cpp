@@ -5,6 +5,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <stdexcept>
@@ -14,18 +15,12 @@ namespace kvferry {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // A missed wake-up would cost this much, once; it is not how anything is usually noticed.
 constexpr int kSleepMs = 1000;
 // Enough for a short transfer to end. With some transports progressing is copying: a post must not copy a large one.
 constexpr auto kProgressInPost = std::chrono::microseconds(20);
 constexpr int kProgressBeforeYield = 256;
 constexpr double kUnpackFenceS = 10.0;
-
-Clock::time_point after(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
 
 }  // namespace
 
@@ -176,11 +171,11 @@ UcpWorker::Peer& UcpWorker::find(int64_t peer) {
 }
 
 int64_t UcpWorker::post(int64_t peer_id, bool write, int64_t local_region, int64_t remote_region, const int64_t* local,
-                        const int64_t* remote, const int64_t* length, size_t count) {
+                        const int64_t* remote, const int64_t* length, size_t count, double timeout_s) {
+  const auto due = after(timeout_s);
   const auto lock = turn();
   Peer& peer = find(peer_id);
-  if (peer.error != UCS_OK)
-    throw std::runtime_error("peer " + std::to_string(peer_id) + " is down: " + api_.text(peer.error));
+  if (!peer.down.empty()) throw std::runtime_error("peer " + std::to_string(peer_id) + " is down: " + peer.down);
   const Region& here = region(local_region);
   if (remote_region < 0 || remote_region >= static_cast<int64_t>(peer.regions.size()))
     throw OutOfBounds("the peer has no region " + std::to_string(remote_region) + "; nothing was posted");
@@ -188,7 +183,8 @@ int64_t UcpWorker::post(int64_t peer_id, bool write, int64_t local_region, int64
   const std::vector<Run> runs =
       checked_and_merged(local, remote, length, count, static_cast<int64_t>(here.length), there.length);
 
-  auto* batch = new Batch{this, &peer, next_batch_++, write};
+  auto* batch = new Batch{this, &peer, next_batch_++, write, write, total_bytes(runs), timeout_s};
+  batch->deadline = deadlines_.emplace(due, batch);
   ++peer.batches;
   batch->pending = 1;  // keeps it from ending before all of it is posted
   ucp_request_param_t params{};
@@ -243,14 +239,31 @@ void UcpWorker::operation_ended(Batch* batch, ucs_status_t status) {
     if (--batch->pending > 0) return;
   }
   --batch->peer->batches;
-  events_.push({batch->id, batch->peer->id, batch->error == UCS_OK ? "" : api_.text(batch->error)});
+  deadlines_.erase(batch->deadline);
+  events_.push({EventKind::kCompleted, batch->peer->id, batch->id,
+                batch->error == UCS_OK ? std::string() : api_.text(batch->error)});
   delete batch;
 }
 
 void UcpWorker::on_endpoint_error(void* data, ucp_ep_h, ucs_status_t status) {
   auto* peer = static_cast<Peer*>(data);
-  peer->error = status;
-  peer->worker->events_.push({-1, peer->id, peer->worker->api_.text(status)});
+  peer->worker->lose(*peer, EventKind::kLost, peer->worker->api_.text(status));
+}
+
+void UcpWorker::lose(Peer& peer, EventKind kind, std::string cause) {
+  if (peer.fenced || !peer.down.empty()) return;
+  peer.down = cause;
+  events_.push({kind, peer.id, -1, std::move(cause)});
+}
+
+void UcpWorker::tell_of_late_batches() {
+  const auto now = Clock::now();
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    Batch* late = deadlines_.begin()->second;
+    deadlines_.erase(late->deadline);
+    late->deadline = deadlines_.emplace(Clock::time_point::max(), late);
+    lose(*late->peer, EventKind::kLate, lateness(late->id, late->write, late->bytes, late->timeout_s));
+  }
 }
 
 void UcpWorker::fence(int64_t peer_id, double timeout_s) {
@@ -324,16 +337,22 @@ bool UcpWorker::progress_some() {
 
 void UcpWorker::wake() { api_.ucp_worker_signal(worker_); }
 
-bool UcpWorker::may_sleep() {
+int UcpWorker::sleep_ms() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return progress_some() && api_.ucp_worker_arm(worker_) != UCS_ERR_BUSY;
+  const bool idle = progress_some();
+  tell_of_late_batches();
+  if (!idle || api_.ucp_worker_arm(worker_) == UCS_ERR_BUSY) return 0;
+  if (deadlines_.empty()) return kSleepMs;
+  // Rounded up: waking before the deadline would be waking twice.
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadlines_.begin()->first - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 1, kSleepMs));
 }
 
 void UcpWorker::run() {
   while (!closing_) {
-    if (may_sleep()) {
+    if (const int milliseconds = sleep_ms(); milliseconds > 0) {
       epoll_event event;
-      (void)epoll_wait(epoll_, &event, 1, kSleepMs);
+      (void)epoll_wait(epoll_, &event, 1, milliseconds);
     } else {
       while (waiting_ > 0) sched_yield();
     }

@@ -1,5 +1,8 @@
 // One UCP worker: registration, endpoints, batches of one-sided operations, and a progress thread that sleeps in epoll.
 //
+// Every batch has a deadline: a peer that has stopped is never reported by UCX. The progress thread sleeps no longer
+// than until the next one, and tells of a peer that has missed one, once; the owner then fences it.
+//
 // The poster progresses briefly itself, so that a short transfer costs no thread switch; then the progress thread takes
 // over. It arms the worker and sleeps: an idle worker costs nothing, and a target whose transport emulates one-sided
 // operations is still served without its interpreter.
@@ -7,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "deadline.hpp"
 #include "events.hpp"
 #include "runs.hpp"
 #include "ucp_api.hpp"
@@ -37,7 +42,7 @@ class UcpWorker {
   };
   int64_t connect(const std::string& address, const std::vector<RemoteRegion>& regions);
   int64_t post(int64_t peer, bool write, int64_t local_region, int64_t remote_region, const int64_t* local,
-               const int64_t* remote, const int64_t* length, size_t count);
+               const int64_t* remote, const int64_t* length, size_t count, double timeout_s);
   // Closes the peer's endpoint by force. When it returns every operation of it is terminal. Throws std::runtime_error
   // if UCX does not let go within `timeout_s`: then nothing can be said of the memory, and fencing again waits again.
   void fence(int64_t peer, double timeout_s);
@@ -56,7 +61,7 @@ class UcpWorker {
     int64_t id;
     ucp_ep_h endpoint = nullptr;
     std::vector<std::pair<RemoteRegion, ucp_rkey_h>> regions;
-    ucs_status_t error = UCS_OK;
+    std::string down;  // why nothing can be posted to it any more
     int64_t batches = 0;
     bool fenced = false;
     ucs_status_ptr_t closing = nullptr;  // the request that closes the endpoint, once it is fenced
@@ -65,9 +70,13 @@ class UcpWorker {
     UcpWorker* worker;
     Peer* peer;
     int64_t id;
+    bool write;
     bool flush;  // still to be flushed when its operations are done
+    int64_t bytes;
+    double timeout_s;
     int64_t pending = 0;
     ucs_status_t error = UCS_OK;
+    std::multimap<Clock::time_point, Batch*>::iterator deadline{};
   };
 
   std::unique_lock<std::mutex> turn();
@@ -83,7 +92,9 @@ class UcpWorker {
   Peer& find(int64_t peer);
   Region& region(int64_t index);
   bool progress_some();  // whether nothing is left to do for now
-  bool may_sleep();
+  void lose(Peer& peer, EventKind kind, std::string cause);
+  void tell_of_late_batches();
+  int sleep_ms();  // 0 when there is something to do at once
   void wake();
   void run();
 
@@ -97,6 +108,7 @@ class UcpWorker {
   int epoll_ = -1;
   std::vector<Region> regions_;
   std::unordered_map<int64_t, std::unique_ptr<Peer>> peers_;
+  std::multimap<Clock::time_point, Batch*> deadlines_;  // of all that are in flight; one that was missed is at the end
   int64_t next_peer_ = 0;
   int64_t next_batch_ = 0;
   std::atomic<bool> closing_{false};

@@ -52,10 +52,16 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerDown(msgspec.Struct, frozen=True, kw_only=True):
-    """The peer can no longer be reached. Batches to it still complete, each with an error, or at the fence."""
+    """The peer can no longer be reached, or has not served a batch in time. Reported at most once of a peer. Batches to
+    it still complete, each with an error, at the fence at the latest.
+
+    `gone`: its process has ended, as far as the transport can tell. Otherwise it may be stopped or slow, come back, and
+    write into this process's memory.
+    """
 
     peer: int
     cause: str
+    gone: bool
 
 
 Event: TypeAlias = Completed | PeerDown
@@ -75,8 +81,11 @@ class Transport(Protocol):
     def connect(self, description: bytes) -> int:
         """Prepare to reach the peer that gave `description`; returns a peer number. Raises `UnreachableError`."""
 
-    def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs) -> int:
+    def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs, timeout_s: float) -> int:
         """Start a batch and return its number; its `Completed` comes exactly once. An empty batch completes too.
+
+        When it has not completed after `timeout_s` seconds (more than 0), its peer is reported down with a cause that
+        names the batch: a peer that has stopped would otherwise never be reported.
 
         Raises `OutOfBoundsError` before anything is posted when a run leaves its region, and `PeerLostError` when the
         peer is known to be down or fenced.

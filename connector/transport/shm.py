@@ -158,7 +158,7 @@ class ShmTransport:
         self._poller.register(peer.pidfd, select.EPOLLIN)
         return number
 
-    def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs) -> int:
+    def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs, timeout_s: float) -> int:
         """See `Transport.post`."""
         known = self._peers.get(peer)
         if known is None or known.down:
@@ -180,6 +180,7 @@ class ShmTransport:
                 runs.local,
                 runs.remote,
                 runs.length,
+                timeout_s,
             )
         except OutOfBounds as error:
             raise OutOfBoundsError(str(error)) from None
@@ -196,9 +197,8 @@ class ShmTransport:
         for fd, _ in self._poller.poll(0):
             number = self._by_pidfd.get(fd)
             if number is not None:
-                self._poller.unregister(fd)
-                self._peers[number].down = True
-                events.append(PeerDown(peer=number, cause="its process has ended"))
+                self._mark_down(number)
+                events.append(PeerDown(peer=number, cause="its process has ended", gone=True))
         return events
 
     def fence(self, peer: int) -> None:
@@ -224,4 +224,15 @@ class ShmTransport:
                 every.callback(self.fence, peer)
 
     def _drained(self) -> list[Event]:
-        return [Completed(batch=batch, error=error or None) for batch, _, error in self._copier.drain()]
+        events: list[Event] = []
+        for kind, peer, batch, text in self._copier.drain():
+            if kind == "completed":
+                events.append(Completed(batch=batch, error=text or None))
+            elif peer in self._peers and not self._peers[peer].down:
+                self._mark_down(peer)
+                events.append(PeerDown(peer=peer, cause=text, gone=False))
+        return events
+
+    def _mark_down(self, peer: int) -> None:
+        self._peers[peer].down = True
+        self._poller.unregister(self._peers[peer].pidfd)

@@ -133,13 +133,13 @@ class UcxTransport:
         self._peers.add(peer)
         return peer
 
-    def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs) -> int:
+    def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs, timeout_s: float) -> int:
         """See `Transport.post`."""
         if peer not in self._peers or peer in self._down:
             raise PeerLostError(f"peer {peer} is {'down' if peer in self._down else 'fenced or unknown'}")
         try:
             return self._worker.post(
-                peer, op == "write", local_region, remote_region, runs.local, runs.remote, runs.length
+                peer, op == "write", local_region, remote_region, runs.local, runs.remote, runs.length, timeout_s
             )
         except OutOfBounds as error:
             raise OutOfBoundsError(str(error)) from None
@@ -153,12 +153,12 @@ class UcxTransport:
     def poll(self) -> list[Event]:
         """See `Transport.poll`."""
         events: list[Event] = []
-        for batch, peer, text in self._worker.drain():
-            if batch >= 0:
+        for kind, peer, batch, text in self._worker.drain():
+            if kind == "completed":
                 events.append(Completed(batch=batch, error=text or None))
             elif peer in self._peers:
                 self._down.add(peer)
-                events.append(PeerDown(peer=peer, cause=text))
+                events.append(PeerDown(peer=peer, cause=text, gone=kind == "lost"))
         return events
 
     def fence(self, peer: int) -> None:

@@ -63,12 +63,14 @@ class Batch:
         op: Op,
         regions: tuple[int, int],
         runs: Runs,
+        timeout_s: float,
     ) -> None:
         self.number = number
         self.initiator = initiator
         self.peer = peer
         self.target = target
         self.terminal = False
+        self.timeout_s = timeout_s
         self._op = op
         self._regions = regions
         self._runs = runs
@@ -102,6 +104,11 @@ class Batch:
         """Report once more what was reported."""
         assert self.terminal
         self.initiator.report(Completed(batch=self.number, error=None))
+
+    def outlive(self) -> None:
+        """Its time has passed: its peer is late. Nothing stops."""
+        cause = f"batch {self.number} was not over within {self.timeout_s:g} s"
+        self.initiator.mark_down(self.peer, cause, gone=False)
 
     def _end(self, error: str | None) -> None:
         if not self.terminal:
@@ -186,7 +193,7 @@ class FabricTransport:
         self._peers.append((name, "up"))
         return len(self._peers) - 1
 
-    def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs) -> int:
+    def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs, timeout_s: float) -> int:
         """See the seam."""
         name, state = self._peers[peer]
         if state != "up":
@@ -196,7 +203,7 @@ class FabricTransport:
             if np.any(offsets < 0) or np.any(offsets + runs.length > region.length):
                 raise OutOfBoundsError(f"a run leaves its region of {region.length} bytes")
         self._batches += 1
-        batch = Batch(self._batches, self, peer, target, op, (local_region, remote_region), runs)
+        batch = Batch(self._batches, self, peer, target, op, (local_region, remote_region), runs, timeout_s)
         self.in_flight.append(batch)
         if self._fabric.automatic:
             batch.succeed()
@@ -243,10 +250,16 @@ class FabricTransport:
 
     def report_down(self, name: str) -> None:
         """The end called `name` has died."""
-        for peer, (known, state) in enumerate(self._peers):
-            if known == name and state == "up":
-                self._peers[peer] = (known, "down")
-                self.report(PeerDown(peer=peer, cause=f"{name} was killed by the script"))
+        for peer, (known, _) in enumerate(self._peers):
+            if known == name:
+                self.mark_down(peer, f"{name} was killed by the script", gone=True)
+
+    def mark_down(self, peer: int, cause: str, *, gone: bool) -> None:
+        """A peer cannot be used any more; reported once."""
+        name, state = self._peers[peer]
+        if state == "up":
+            self._peers[peer] = (name, "down")
+            self.report(PeerDown(peer=peer, cause=cause, gone=gone))
 
     def break_down(self, fault: Exception) -> None:
         """From now on every poll raises."""

@@ -32,11 +32,11 @@ class Near:
         for memory in self.regions.memories:
             self.transport.register(memory)
         self.completed: dict[int, str | None] = {}
-        self.down: dict[int, str] = {}
+        self.down: dict[int, PeerDown] = {}
 
-    def post(self, peer: int, op: Op, batch: Runs, region: int = 0) -> int:
+    def post(self, peer: int, op: Op, batch: Runs, region: int = 0, timeout_s: float = PATIENCE_S) -> int:
         """Between regions of the same number."""
-        return self.transport.post(peer, op, region, region, batch)
+        return self.transport.post(peer, op, region, region, batch, timeout_s)
 
     def collect(self) -> None:
         """What is there to be polled."""
@@ -47,7 +47,7 @@ class Near:
             else:
                 assert isinstance(event, PeerDown)
                 assert event.peer not in self.down, f"peer {event.peer} is down twice"
-                self.down[event.peer] = event.cause
+                self.down[event.peer] = event
 
     def wait(self, batches: Iterable[int] = (), down: Iterable[int] = ()) -> list[str | None]:
         """Until the batches have completed and the peers are down; the batches' errors."""

@@ -173,7 +173,7 @@ class Consumer:
         self.foreign: list[str] = []
         self.end = fabric.transport("decode", self.pool.custody)
         self.end.register(self.pool.memory)
-        self.lanes = Lanes({"fabric": self.end}, self.faults.append)
+        self.lanes = Lanes({"fabric": self.end}, import_timeout_s, self.faults.append)
         data_peer = self.lanes.connect({"fabric": fabric.ends["prefill"].describe()}, str(P))
         self.link = SimulatedLink(self.ledger, self.clock, producer, data_peer)
         self.importer = Importer(

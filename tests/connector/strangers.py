@@ -53,7 +53,7 @@ class Producer:
         self.acceptor = Acceptor(
             us,
             self.sources,
-            Consumers(Lanes({}, self.faults.append)),
+            Consumers(Lanes({}, ANSWER_S, self.faults.append)),
             answer_s=ANSWER_S,
             idle_s=LEASE_S,
             on_fault=self.faults.append,
@@ -105,7 +105,7 @@ async def raw(endpoint: Endpoint, data: bytes = b"") -> Connection:
 async def dialled(endpoint: Endpoint, us: Identity | None = None, producer: EngineId = P) -> Session:
     fabric = Fabric()
     fabric.transport(str(P))
-    lanes = Lanes({"fabric": fabric.transport(str(D))}, lambda error: None)
+    lanes = Lanes({"fabric": fabric.transport(str(D))}, ANSWER_S, lambda error: None)
     return await dial(us or identity(D), producer, endpoint, lanes, None, timeout_s=ANSWER_S)
 
 

@@ -35,7 +35,7 @@ class Ends:
         """READ these blocks of the far pool into the same ones of the near pool."""
         offsets = np.array(blocks, dtype=np.int64) * self.size
         runs = Runs(local=offsets, remote=offsets, length=np.full(len(blocks), self.size, dtype=np.int64))
-        return self.near.post(self.peer, "read", 0, 0, runs)
+        return self.near.post(self.peer, "read", 0, 0, runs, timeout_s=30.0)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_an_error_and_a_death_stop_nothing_but_a_fence_does(ends: Ends) -> None:
     batch = ends.read(0, 1)
     (posted,) = ends.fabric.in_flight
     ends.fabric.kill("far")
-    assert ends.near.poll() == [PeerDown(peer=ends.peer, cause="far was killed by the script")]
+    assert ends.near.poll() == [PeerDown(peer=ends.peer, cause="far was killed by the script", gone=True)]
     posted.move(1)
     assert ends.near_pool.block(0).any()
     ends.near.fence(ends.peer)
@@ -88,6 +88,17 @@ def test_an_error_and_a_death_stop_nothing_but_a_fence_does(ends: Ends) -> None:
         ends.read(0)
     with pytest.raises(UnreachableError):
         ends.near.connect(ends.far.describe())
+
+
+def test_a_batch_that_outlives_its_time_makes_its_peer_late_once(ends: Ends) -> None:
+    ends.read(0)
+    ends.read(1)
+    for posted in ends.fabric.in_flight:
+        posted.outlive()
+    (down,) = ends.near.poll()
+    assert down == PeerDown(peer=ends.peer, cause="batch 1 was not over within 30 s", gone=False)
+    with pytest.raises(PeerLostError):
+        ends.read(0)
 
 
 def test_a_batch_that_leaves_its_region_is_not_posted(ends: Ends) -> None:

@@ -59,6 +59,20 @@ async def test_a_producer_that_hangs_times_the_read_out() -> None:
 
 
 @in_virtual_time
+async def test_a_transport_that_finds_its_peer_late_fails_the_read() -> None:
+    async with connected(automatic=False) as pair:
+        _, pull, source = pair.source()
+        reading = Reading(pair.decode, pull, source)
+        await until(lambda: len(pair.fabric.in_flight) == 1)
+        (batch,) = pair.fabric.in_flight
+        assert batch.timeout_s == IMPORT_S
+        batch.outlive()
+        failed = await reading.failure()
+        assert (failed.reason, failed.detail) == (Reason.PEER_LOST, f"batch {batch.number} was not over within 30 s")
+        assert len(pair.decode.pool.free) == 16
+
+
+@in_virtual_time
 async def test_a_lost_completion_does_not_wedge_the_consumer() -> None:
     async with connected(automatic=False) as pair:
         _, pull, source = pair.source()

@@ -92,7 +92,7 @@ def test_an_unknown_peer_of_the_copier() -> None:
     copier = Copier("one")
     empty = np.zeros(0, dtype=np.int64)
     with pytest.raises(RuntimeError, match="peer 0 is fenced or unknown"):
-        copier.post(0, False, 0, 0, 0, 0, empty, empty, empty)
+        copier.post(0, False, 0, 0, 0, 0, empty, empty, empty, 1.0)
     copier.fence(0)
     copier.close()
     copier.close()

@@ -13,7 +13,7 @@ import pytest
 from connector.errors import RegistrationError, UnreachableError
 from connector.transport.shm import start_time
 from tests.connector.far_process import far_process
-from tests.connector.near import Near, near_end, runs
+from tests.connector.near import PATIENCE_S, Near, near_end, runs
 from tests.connector.transport_conformance import TransportConformance
 from tests.connector.transport_failures import TransportFailures
 
@@ -111,7 +111,7 @@ def test_memory_that_no_other_process_can_map(near: Near) -> None:
 
 def test_a_process_reaches_itself(near: Near) -> None:
     peer = near.transport.connect(near.transport.describe())
-    assert near.wait([near.transport.post(peer, "read", 0, 1, runs((0, 0, 4096)))]) == [None]
+    assert near.wait([near.transport.post(peer, "read", 0, 1, runs((0, 0, 4096)), PATIENCE_S)]) == [None]
     assert bool((near.regions.arrays[0][:4096] == near.regions.arrays[1][:4096]).all())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from connector import InvalidTransition, Reason
-from connector.imports import Fence, ImportState, Instruction, Landed, PeerKey, Settled
+from connector.imports import Fence, ImportState, Instruction, Landed, PeerKey, Settled, StopWriting
 from connector.lease import Lease
 from connector.sink import Sink
 
@@ -283,6 +283,22 @@ def test_a_dead_peer_is_fenced_before_anything_is_freed(table: Table) -> None:
     assert table.owns(1)
     assert table.completed(2, "endpoint closed") == failed(Reason.PEER_LOST, "killed")
     assert table.sink.fenced(PEER, "killed", table.now) == []
+
+
+def test_a_peer_that_the_transport_finds_late_may_still_write(table: Table) -> None:
+    posted(table, "late", (1,))
+    table.now += TIMEOUT_S / 2
+    posted(table, "sibling", (2,))
+    table.sink.expect("written", PEER, {"full": np.array([3], dtype=np.int64)}, now=table.now)
+    table.now += TIMEOUT_S / 2
+    stop, fence = table.sink.peer_down(PEER, "batch 1 was not over in time", table.now, gone=False)
+    table.sink.validate()
+    assert (stop, fence) == (StopWriting("written"), Fence(PEER, "batch 1 was not over in time"))
+    settled = table.sink.fenced(PEER, "late", table.now)
+    table.sink.validate()
+    reasons = {end.transfer_id: end.reason for end in settled if isinstance(end, Settled)}
+    assert reasons == {"late": Reason.TIMEOUT, "sibling": Reason.PEER_LOST}
+    assert table.owns(3)
 
 
 def test_a_fence_spares_what_has_landed(table: Table) -> None:

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from connector.errors import RegistrationError, TransportError, UnreachableError
-from connector.transport.base import Memory
+from connector.transport.base import Memory, Op
 from connector.transport.ucx import UcxTransport
+from tests.connector.far_process import far_process
 from tests.connector.near import near_end, runs
 from tests.connector.transport_conformance import TransportConformance
 from tests.connector.transport_failures import TransportFailures
@@ -113,3 +114,24 @@ def test_transports_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "pigeon")
     with pytest.raises(RegistrationError, match=r"one: UCX 1.22.0, initialising: "):
         UcxTransport("one")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_a_stopped_peer_is_down_when_a_batch_has_outlived_its_time(monkeypatch: pytest.MonkeyPatch, op: Op) -> None:
+    """Over TCP the target has to help, and a stopped one reports nothing."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    with far_process("ucx") as stopped, far_process("ucx") as fine, near_end("ucx") as near:
+        late, other = (near.transport.connect(far.description) for far in (stopped, fine))
+        batch = runs((0, 0, 1 << 20))
+        assert near.wait([near.post(peer, op, batch, timeout_s=2.0) for peer in (late, other)]) == [None, None]
+        stopped.stop()
+        first, second = (near.post(late, op, batch, timeout_s=seconds) for seconds in (2.5, 3.0))
+        near.wait(down=[late])
+        assert near.down[late].cause == f"batch {first} (a {op} of 1048576 bytes) was not over within 2.5 s"
+        assert not near.down[late].gone
+        near.transport.fence(late)
+        assert all(near.wait([first, second]))
+        # What completed before its time passed, and what belongs to others, is none of this.
+        assert near.wait([near.post(other, op, batch)]) == [None]
+        assert list(near.down) == [late]

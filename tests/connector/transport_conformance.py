@@ -10,7 +10,7 @@ import pytest
 from connector.errors import OutOfBoundsError, PeerLostError
 from connector.transport.base import Op, Runs
 from tests.connector.far_process import SIZES, Far, Kind, digest, far_process, pattern
-from tests.connector.near import Near, near_end, runs
+from tests.connector.near import PATIENCE_S, Near, near_end, runs
 
 BIG, SMALL = SIZES
 TOO_FAR = 2**63 - 1
@@ -136,7 +136,17 @@ class TransportConformance:
     def test_unknown_regions(self, shared: tuple[Far, Near, int], local: int, remote: int) -> None:
         _, near, peer = shared
         with pytest.raises(OutOfBoundsError, match="nothing was posted"):
-            near.transport.post(peer, "read", local, remote, runs((0, 0, 1)))
+            near.transport.post(peer, "read", local, remote, runs((0, 0, 1)), PATIENCE_S)
+
+    @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
+    def test_a_time_that_has_passed_already(self, shared: tuple[Far, Near, int], timeout_s: float) -> None:
+        _, near, peer = shared
+        with pytest.raises(ValueError, match="must be a positive number of seconds"):
+            near.post(peer, "read", runs((0, 0, 1)), timeout_s=timeout_s)
+
+    def test_a_time_without_end(self, shared: tuple[Far, Near, int]) -> None:
+        _, near, peer = shared
+        assert near.wait([near.post(peer, "read", runs((0, 0, 1)), timeout_s=float("inf"))]) == [None]
 
     @pytest.mark.parametrize("peer", [-1, 77])
     def test_unknown_peers(self, shared: tuple[Far, Near, int], peer: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from connector.errors import PeerLostError, UnreachableError
+from connector.transport.base import Op
 from tests.connector.far_process import SIZES, Far, Kind, digest, far_process, pattern
 from tests.connector.near import Near, near_end, runs
 
@@ -77,22 +78,36 @@ class TransportFailures:
         assert near.wait([near.post(peer, "read", runs((0, 0, 100)))]) == [None]
         far.kill()
         near.wait(down=[peer])
-        assert near.down[peer]
+        assert near.down[peer].gone
         with pytest.raises(PeerLostError):
             near.post(peer, "read", runs((0, 0, 100)))
         near.transport.fence(peer)
         assert_untouched_from_now_on(near)
 
     @pytest.mark.parametrize("op", ["read", "write"])
-    def test_a_peer_that_dies_with_batches_in_flight(self, far: Far, near: Near, op: str) -> None:
+    def test_a_peer_that_dies_with_batches_in_flight(self, far: Far, near: Near, op: Op) -> None:
         peer = near.transport.connect(far.description)
         near.wait([near.post(peer, "read", runs())])
-        posted = [near.post(peer, op, runs((0, 0, BIG))) for _ in range(12)]  # type: ignore[arg-type]
+        posted = [near.post(peer, op, runs((0, 0, BIG))) for _ in range(12)]
         far.kill()
         errors = near.wait(posted, down=[peer])
         assert errors[-1] is not None
         near.transport.fence(peer)
         near.collect()
+        assert_untouched_from_now_on(near)
+
+    @pytest.mark.parametrize("op", ["read", "write"])
+    def test_a_batch_that_takes_longer_than_its_time(self, far: Far, near: Near, op: Op) -> None:
+        peer = near.transport.connect(far.description)
+        posted = [near.post(peer, op, runs((0, 0, BIG))) for _ in range(12)]
+        posted.append(near.post(peer, op, runs((0, 0, BIG)), timeout_s=1e-6))
+        near.wait(down=[peer])
+        assert not near.down[peer].gone
+        assert near.down[peer].cause == f"batch {posted[-1]} (a {op} of {BIG} bytes) was not over within 1e-06 s"
+        with pytest.raises(PeerLostError):
+            near.post(peer, op, runs((0, 0, 1)))
+        near.transport.fence(peer)
+        near.wait(posted)  # some may have ended well before the owner has heard
         assert_untouched_from_now_on(near)
 
     def test_a_stopped_peer_can_be_fenced(self, far: Far, near: Near) -> None:
@@ -117,10 +132,10 @@ class TransportFailures:
         assert set(posted) <= set(near.completed)
 
     @pytest.mark.parametrize("op", ["read", "write"])
-    def test_a_fence_ends_what_is_in_flight(self, far: Far, near: Near, op: str) -> None:
+    def test_a_fence_ends_what_is_in_flight(self, far: Far, near: Near, op: Op) -> None:
         peer = near.transport.connect(far.description)
         near.wait([near.post(peer, "read", runs())])
-        posted = [near.post(peer, op, runs((0, 0, BIG))) for _ in range(12)]  # type: ignore[arg-type]
+        posted = [near.post(peer, op, runs((0, 0, BIG))) for _ in range(12)]
         near.transport.fence(peer)
         near.collect()
         assert set(posted) <= set(near.completed)
