@@ -77,7 +77,7 @@ class TransportContender:
         return self._line.await_number(number)
 
     def _post(self, op: Op, runs: Runs) -> int:
-        return self._transport.post(self._peer, op, self._region, self._region, runs)
+        return self._transport.post(self._peer, op, self._region, self._region, runs, DEADLINE_S)
 
     def _await(self, batch: int) -> None:
         while self._ready.poll(DEADLINE_S * 1e3):
