@@ -48,6 +48,11 @@ class Pair:
         self._target = target
         self._next_notice = 1
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of its processes, the initiator's first."""
+        return tuple(side.pid for side in (self._initiator, self._target) if side is not None)
+
     def connect(self) -> None:
         """Wait until both run, and let each know the other.
 

@@ -10,6 +10,7 @@ import os
 import select
 import socket
 import sys
+import traceback
 from collections.abc import Collection
 from typing import Annotated, TypeAlias, cast
 
@@ -167,8 +168,9 @@ def serve(stream: socket.socket, name: str, role: Role, memory: MappedMemory, ot
                     say(Done())
                     say(Noticed(contender.await_notice(number)))
         except Exception as error:
+            traceback.print_exc()  # first, for the log is read when it is said
             say(Broken(f"{type(error).__name__}: {error}"))
-            raise
+            return
 
 
 def main(arguments: list[str]) -> None:

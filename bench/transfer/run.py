@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -67,9 +68,12 @@ def run_transfer(options: Options) -> report.Report:
 
 def _check_memory(grid: Grid) -> None:
     needed = 2 * grid.region_bytes
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    if needed > free:
-        raise BadRequest(f"the grid needs {needed >> 20} MiB of memory, {free >> 20} MiB are free; leave out --full")
+    available = int(psutil.virtual_memory().available)
+    if needed > available:
+        raise BadRequest(
+            f"the grid needs {needed >> 20} MiB of memory, {available >> 20} MiB are available; "
+            "free some, or measure less: without --full, or with --quick"
+        )
 
 
 def _measure(options: Options, entries: list[Entry], grid: Grid, rounds: int) -> report.Report:

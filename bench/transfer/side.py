@@ -39,6 +39,7 @@ class Side:
     def __init__(
         self, name: str, role: Role, memory: MappedMemory, other: MappedMemory, environment: Mapping[str, str]
     ) -> None:
+        """Start it; `ready` waits until it runs."""
         self.who = f"{name} ({role})"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # as long as this object
         self._stream, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,6 +54,7 @@ class Side:
                 env=dict(environment),
                 cwd=Path(__file__).parents[2],
             )
+        self.pid = self._process.pid
 
     def ready(self) -> None:
         """Wait until it runs.
