@@ -16,6 +16,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `host` is bound and advertised: peers connect to it, so it is never a wildcard. `port` is one fixed port, or 0 for
     any; `port_range` ("9000-9100", both ends included) tries each in turn; only one of the two may be set.
     `lease_s` is how long a source is kept for a consumer that has gone silent, `renew_s` how often a consumer renews.
+    `heartbeat_s` is how often a consumer asks a producer for a sign of life: after three without one it gets no new
+    work, after ten the connection is made anew.
     `handshake_timeout_s` bounds every answer of a peer, `import_timeout_s` one READ from the moment it is posted.
     `ucx_library`: "" takes what is loaded or found, `system`, `wheel`, or the path of a libucp.so.
 
@@ -30,6 +32,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     port_range: str = ""
     lease_s: float = 30.0
     renew_s: float = 5.0
+    heartbeat_s: float = 1.0
     handshake_timeout_s: float = 10.0
     import_timeout_s: float = 30.0
     ucx_library: str = ""
@@ -42,7 +45,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 f"connector.port ({self.port}) and connector.port_range ({self.port_range!r}) are both set; keep one"
             )
         self.candidate_ports()
-        for name in ("lease_s", "renew_s", "handshake_timeout_s", "import_timeout_s"):
+        for name in ("lease_s", "renew_s", "heartbeat_s", "handshake_timeout_s", "import_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"connector.{name} is {getattr(self, name)}; it must be above 0 seconds")
         if self.renew_s >= self.lease_s:

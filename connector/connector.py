@@ -195,6 +195,7 @@ class Connector:
                 running.importer,
                 self._clock,
                 renew_s=self._config.renew_s,
+                heartbeat_s=self._config.heartbeat_s,
                 answer_s=self._config.handshake_timeout_s,
                 counters=self._counters,
                 on_gone=self._gone,
