@@ -1,5 +1,8 @@
 """The native core: byte runs copied or transferred with the interpreter lock released. Sources in connector/native/."""
 
+import numpy as np
+import numpy.typing as npt
+
 from connector.transport.base import Offsets
 
 class OutOfBounds(ValueError):
@@ -15,6 +18,14 @@ def copy_runs(
     length: Offsets,
 ) -> None:
     """Copy runs within this process, on the calling thread: the baseline that transports are measured against.
+
+    Raises `OutOfBounds`.
+    """
+
+def merged_runs(
+    local: Offsets, remote: Offsets, length: Offsets, local_bytes: int, remote_bytes: int
+) -> npt.NDArray[np.int64]:
+    """Runs checked against both regions: rows of (local offset, remote offset, length), neighbours merged, none empty.
 
     Raises `OutOfBounds`.
     """
@@ -49,6 +60,9 @@ class Copier:
 
     def drain(self) -> list[tuple[int, int, str]]:
         """(batch, peer, error) of every batch that has ended; the error is empty when all of it succeeded."""
+
+def keep_ucx_to_itself() -> None:
+    """Set UCX's environment so that a UCX loaded later leaves signal handlers, memory functions and output alone."""
 
 def ucx_version(library: str) -> tuple[str, str]:
     """Load libucp from a path or a loader's name; its version and path. `RuntimeError` when it cannot be."""
