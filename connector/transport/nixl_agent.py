@@ -47,7 +47,9 @@ class Library:
                 "nixl has to be the only transport of a process that uses UCX"
             )
         keep_ucx_to_itself()
-        os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # what goes wrong is reported by events, not on the terminal
+        # What goes wrong is reported by events; that an agent is destroyed with transfers under way is meant.
+        os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+        os.environ.setdefault("UCX_LOG_LEVEL", "error")
         try:
             self.bindings: Any = importlib.import_module(f"{MODULE}._bindings")
             self.version = importlib.metadata.version(DISTRIBUTION)
@@ -55,16 +57,15 @@ class Library:
             raise RegistrationError(
                 f"NIXL cannot be loaded: {error}; install kvferry[nixl], or use another transport"
             ) from error
-        self.errors: tuple[type[Exception], ...] = tuple(
-            kind for kind in vars(self.bindings).values() if isinstance(kind, type) and issubclass(kind, Exception)
-        )
+        own = [kind for kind in vars(self.bindings).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+        self._errors: tuple[type[Exception], ...] = (RuntimeError, *own)
 
     @contextmanager
     def translated(self, doing: str) -> Iterator[None]:
         """NIXL's exceptions as `TransportError`: they are no subclasses of anything."""
         try:
             yield
-        except (*self.errors, RuntimeError) as error:
+        except self._errors as error:
             raise TransportError(f"NIXL {self.version}, {doing}: {type(error).__name__} {error}") from error
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import mmap
 import os
@@ -19,13 +20,18 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from connector.transport.base import Memory, Transport
 from connector.transport.nixl import NixlTransport
+from connector.transport.nixl_agent import MODULE as NIXL_MODULE
 from connector.transport.shm import ShmTransport
 from connector.transport.ucx import UcxTransport
 
 Kind = Literal["shm", "ucx", "nixl"]
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec(NIXL_MODULE) is None, reason=f"{NIXL_MODULE} is not installed (extra nixl)"
+)
 SIZES = (48 << 20, 64 << 10)
 """Bytes of the two regions on either side."""
 
