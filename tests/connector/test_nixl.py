@@ -13,6 +13,8 @@ from connector.errors import RegistrationError
 from connector.transport import nixl_agent
 from tests.connector.far_process import needs_nixl
 
+PATIENCE_S = 800
+"""For a whole suite, each of whose tests has a deadline of its own."""
 ROOT = Path(__file__).parents[2]
 
 AFTER_UCX = """
@@ -26,7 +28,12 @@ NixlTransport("two")
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A Python process of its own."""
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
 
@@ -38,6 +45,7 @@ def suite(which: str, **environment: str) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(PATIENCE_S + 60)
 @needs_nixl
 @pytest.mark.parametrize("part", ["TestConformance", "TestFailures", "TestNixl"])
 def test_on_one_host(part: str) -> None:
@@ -45,6 +53,7 @@ def test_on_one_host(part: str) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(PATIENCE_S + 60)
 @needs_nixl
 def test_as_between_hosts() -> None:
     # Without the stopped peer that is fenced while it is read from: see docs/transports.md, "NIXL".
