@@ -2,6 +2,9 @@
 
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from connector.transport.base import Offsets
 
 Happened = tuple[Literal["completed", "lost", "late"], int, int, str]
@@ -22,6 +25,14 @@ def copy_runs(
     length: Offsets,
 ) -> None:
     """Copy runs within this process, on the calling thread: the baseline that transports are measured against.
+
+    Raises `OutOfBounds`.
+    """
+
+def merged_runs(
+    local: Offsets, remote: Offsets, length: Offsets, local_bytes: int, remote_bytes: int
+) -> npt.NDArray[np.int64]:
+    """Runs checked against both regions: rows of (local offset, remote offset, length), neighbours merged, none empty.
 
     Raises `OutOfBounds`.
     """
@@ -58,6 +69,9 @@ class Copier:
 
     def drain(self) -> list[Happened]:
         """What has happened since the last call."""
+
+def keep_ucx_to_itself() -> None:
+    """Set UCX's environment so that a UCX loaded later leaves signal handlers, memory functions and output alone."""
 
 def ucx_version(library: str) -> tuple[str, str]:
     """Load libucp from a path or a loader's name; its version and path. `RuntimeError` when it cannot be."""

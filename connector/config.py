@@ -13,6 +13,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `mode`: in `read` the consumer pulls pages after they have been computed, in `write` the producer pushes each layer
     as it is computed; both ends have to agree.
     `transport`: `auto` takes shared memory to a peer on the same host and UCX otherwise; a named one is required.
+    `nixl` is only ever required: it brings a UCX of its own, which excludes ours from the process (extra `nixl`).
     `host` is bound and advertised: peers connect to it, so it is never a wildcard. `port` is one fixed port, or 0 for
     any; `port_range` ("9000-9100", both ends included) tries each in turn; only one of the two may be set.
     `lease_s` is how long a source is kept for a consumer that has gone silent, `renew_s` how often a consumer renews.
@@ -25,7 +26,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ValueError: for values that cannot work together; the message names them.
     """
 
-    transport: Literal["auto", "shm", "ucx"] = "auto"
+    transport: Literal["auto", "shm", "ucx", "nixl"] = "auto"
     mode: Literal["read", "write"] = "read"
     host: str = "127.0.0.1"
     port: int = 0

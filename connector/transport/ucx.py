@@ -4,13 +4,10 @@ Peer error handling is always on; without it the death of a peer is never report
 its transports to reach peers at all, and `RNDV_THRESH=inf` to keep single-copy transports on the same host instead of
 silently emulating over TCP. Different UCX minor versions fail or crash each other when keys are unpacked, so that the
 description carries the version and `connect` refuses another one.
-
-UCX parses addresses and keys without checking them. A digest keeps damaged ones away from it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import weakref
 from typing import Annotated
@@ -20,6 +17,7 @@ import msgspec
 from connector._native import OutOfBounds, UcpWorker, ucx_version
 from connector.errors import OutOfBoundsError, PeerLostError, RegistrationError, TransportError, UnreachableError
 from connector.transport.base import Completed, Event, Memory, Op, PeerDown, Runs
+from connector.transport.sealed import seal, unseal
 from connector.transport.ucx_library import find_library
 
 CONFIG = (("RNDV_THRESH", "inf"),)
@@ -40,15 +38,6 @@ class _Description(msgspec.Struct, frozen=True):
     version: str
     address: bytes
     regions: tuple[_Region, ...]
-
-
-class _Sealed(msgspec.Struct, frozen=True):
-    body: bytes
-    digest: bytes
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16).digest()
 
 
 def _missing_tcp() -> str:
@@ -108,18 +97,11 @@ class UcxTransport:
             address = self._worker.address()
         except RuntimeError as error:
             raise TransportError(f"{self._owner}: {error}") from error
-        body = msgspec.msgpack.encode(_Description(self.version, address, regions))
-        return msgspec.msgpack.encode(_Sealed(body, _digest(body)))
+        return seal(_Description(self.version, address, regions))
 
     def connect(self, description: bytes) -> int:
         """See `Transport.connect`."""
-        try:
-            sealed = msgspec.msgpack.decode(description, type=_Sealed)
-            if sealed.digest != _digest(sealed.body):
-                raise UnreachableError("the peer's ucx description is damaged: its digest does not match")
-            described = msgspec.msgpack.decode(sealed.body, type=_Description)
-        except msgspec.MsgspecError as error:
-            raise UnreachableError(f"the peer's ucx description is damaged: {error}") from error
+        described = unseal(description, _Description, self.name)
         if _minor(described.version) != _minor(self.version):
             raise UnreachableError(
                 f"the peer uses UCX {described.version}, this worker {self.version}; different minor versions crash "
