@@ -22,7 +22,7 @@ NATIVE := $(wildcard CMakeLists.txt connector/native/* connector/native/*/*)
 GENERATE = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto $(PROTOS)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench bench-peers generate build model clean
+.PHONY: help serve test test-rdma check bench bench-peers generate build model clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -33,6 +33,9 @@ serve: build  ## start the embedded default: local Ray, one prefill and one deco
 test: build model  ## the whole test suite
 	$(BIN)/python -m pytest -m "not process" $(ARGS)
 	$(BIN)/python -m pytest -m process $(ARGS)
+
+test-rdma: build  ## the connector over real ibverbs, in an emulated guest (Debian 12, root; ARGS=--require refuses to skip)
+	@deploy/rdma-lab/run.sh $(ARGS)
 
 check: build  ## formatting, lint, types, the import rules, generated code
 	$(BIN)/ruff format --check .
