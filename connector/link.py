@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 ADDRESSED = (RenewReply, AckReply, Commit, Failed, Stopped)
 
 
+class _Left(WireError):
+    """The peer has said goodbye."""
+
+
 class Link:
     """One peer. `gb_per_s` is the last measured bandwidth, 0 until there is one.
 
@@ -196,8 +200,10 @@ class Link:
                     both.create_task(self._speak(connection))
                     both.create_task(self._listen(connection))
             except* (WireError, HandshakeError) as lost:
-                logger.warning("the control connection to %s is lost: %s", self.peer, lost.exceptions[0])
-                cause = str(lost.exceptions[0])
+                error = lost.exceptions[0]
+                level = logging.INFO if isinstance(error, _Left) else logging.WARNING
+                logger.log(level, "the control connection to %s is lost: %s", self.peer, error)
+                cause = str(error)
             self._connection = None
             self.ledger.disconnected()
             self._settle_confirmations(every=True)
@@ -283,7 +289,7 @@ class Link:
                 case Stopped():
                     self._importer.not_written(frame.transfer_id, "the producer has stopped")
                 case Bye():
-                    raise WireError(f"it is leaving ({frame.reason})")
+                    raise _Left(f"it is leaving ({frame.reason})")
                 case Refused():
                     raise HandshakeError(f"it refused ({frame.reason}): {frame.detail}")
                 case _:
