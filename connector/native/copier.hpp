@@ -1,4 +1,5 @@
-// Copies between this process's pool and mapped pools of peers on the same host, on one native thread.
+// Copies between this process's pool and mapped pools of peers on the same host: small batches at once on the thread
+// that posts them, which saves two switches of threads, and all others on one native thread.
 //
 // A copy cannot fail and cannot be recalled, but it can be stopped between two pieces: `fence` raises the peer's flag,
 // drops what is queued, and waits for the piece being copied.
@@ -44,6 +45,8 @@ class Copier {
     int pidfd;
     std::atomic<bool> fenced{false};
     bool late = false;
+    int64_t out = 0;      // batches that have no event yet
+    int64_t copying = 0;  // those of them that are being copied
   };
   struct Batch {
     int64_t id;
@@ -55,9 +58,13 @@ class Copier {
     std::vector<Run> runs;
     double timeout_s;
     Clock::time_point deadline;
+    int64_t bytes;
   };
 
   void run();
+  // Copies, and pushes the batch's event; the lock is released meanwhile.
+  void carry_out(const Batch& batch, std::unique_lock<std::mutex>& lock);
+  void end(const Batch& batch, std::string error);
   std::string copy(const Batch& batch);
   // Whether the batch is late, or, as a side effect, which queued ones are.
   bool is_late(const Batch& batch);
@@ -72,7 +79,6 @@ class Copier {
   std::unordered_map<int64_t, std::shared_ptr<Peer>> peers_;
   std::deque<Batch> queue_;
   Clock::time_point earliest_ = Clock::time_point::max();  // no queued batch is late before this
-  int64_t copying_for_ = -1;
   int64_t next_peer_ = 0;
   int64_t next_batch_ = 0;
   bool closing_ = false;

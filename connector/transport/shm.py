@@ -4,6 +4,9 @@ The pool lies in a memfd, which has no name. A peer opens it through /proc/<pid>
 as the same user, and the mapping is verified (inode, length) against what the peer described. Passing the descriptor
 over a socket would need a second listener; a named file would outlive a killed process.
 
+The mapping is not populated ahead of its use. Measured, that costs as much as the faults that it saves (0.3 ms for each
+MiB, on the loop that connects), and it would allocate pages that the peer may never use.
+
 A copy from a dead process's memory succeeds. Its death is therefore watched through a pidfd, and a batch that ends
 after its peer has died ends with an error.
 """
