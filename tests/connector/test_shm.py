@@ -6,13 +6,14 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
 from connector.errors import RegistrationError, UnreachableError
-from connector.transport.base import Runs
+from connector.transport.base import Memory, Runs
 from connector.transport.shm import start_time
 from tests.connector.far_process import far_process
 from tests.connector.near import PATIENCE_S, Near, near_end, runs
@@ -109,6 +110,32 @@ def test_memory_that_no_other_process_can_map(near: Near) -> None:
         near.transport.register(msgspec.structs.replace(memory, length=memory.length - 1))
     with pytest.raises(RegistrationError, match="descriptor 99999 is not open"):
         near.transport.register(msgspec.structs.replace(memory, fd=99999))
+
+
+@pytest.fixture
+def unsealed(tmp_path: Path) -> Iterator[list[int]]:
+    """A memfd that allows seals, one that does not, and a file that has none."""
+    files = [os.memfd_create("open", os.MFD_ALLOW_SEALING), os.memfd_create("no seals")]
+    files.append(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT))
+    for fd in files:
+        os.ftruncate(fd, 4096)
+    yield files
+    for fd in files:
+        os.close(fd)
+
+
+def test_memory_that_could_shrink_under_a_peer(near: Near, unsealed: list[int]) -> None:
+    whole = near.transport.describe()
+    first, _ = msgspec.msgpack.decode(whole)["regions"]
+    for fd in unsealed:
+        with pytest.raises(RegistrationError, match=f"descriptor {fd} is not sealed .* add F_SEAL_SHRINK"):
+            near.transport.register(Memory(address=4096, length=4096, fd=fd))
+        # A peer that has registered it anyway.
+        region = {"fd": fd, "inode": os.fstat(fd).st_ino, "length": 4096}
+        before = _descriptors()
+        with pytest.raises(UnreachableError, match=f"/fd/{fd} is not sealed against shrinking"):
+            near.transport.connect(_changed(whole, regions=[first, region]))
+        assert _descriptors() <= before
 
 
 def test_a_process_reaches_itself(near: Near) -> None:
