@@ -25,9 +25,10 @@ import msgspec
 import numpy as np
 
 from connector._native import Copier, OutOfBounds
-from connector.errors import OutOfBoundsError, PeerLostError, RegistrationError, UnreachableError
+from connector.errors import OutOfBoundsError, PeerLostError, UnreachableError
 from connector.transport.base import Completed, Event, Memory, Op, PeerDown, Runs
 from connector.transport.host import HostIdentity, this_host
+from connector.transport.registration import refusal, why_unusable
 
 
 class _Region(msgspec.Struct, frozen=True):
@@ -101,6 +102,24 @@ def _cannot_shrink(fd: int) -> bool:
         return False
 
 
+def _why_unmappable(memory: Memory) -> str:
+    """Empty when other processes can map it."""
+    if memory.fd is None:
+        return "it lies in no memfd, so that no other process can map it; use another transport for it"
+    try:
+        found = os.fstat(memory.fd)
+    except OSError as error:
+        return f"descriptor {memory.fd} is not open: {error}"
+    if found.st_size != memory.length:
+        return f"descriptor {memory.fd} has {found.st_size} bytes"
+    if not _cannot_shrink(memory.fd):
+        return (
+            f"descriptor {memory.fd} is not sealed against shrinking, so that no peer will map it; create it with "
+            "MFD_ALLOW_SEALING and add F_SEAL_SHRINK"
+        )
+    return ""
+
+
 def start_time(pid: int) -> int:
     """When a process was started, in the kernel's ticks since boot: tells a reused pid apart."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
@@ -126,26 +145,11 @@ class ShmTransport:
 
     def register(self, memory: Memory) -> int:
         """See `Transport.register`."""
-        if memory.fd is None:
-            raise RegistrationError(
-                f"{self._owner}: memory at {memory.address:#x} ({memory.length} bytes) lies in no memfd, so that no "
-                "other process can map it; use another transport for it"
-            )
-        try:
-            found = os.fstat(memory.fd)
-        except OSError as error:
-            raise RegistrationError(f"{self._owner}: descriptor {memory.fd} is not open: {error}") from error
-        if found.st_size != memory.length:
-            raise RegistrationError(
-                f"{self._owner}: descriptor {memory.fd} has {found.st_size} bytes, the memory {memory.length}"
-            )
-        if not _cannot_shrink(memory.fd):
-            raise RegistrationError(
-                f"{self._owner}: descriptor {memory.fd} is not sealed against shrinking, so that no peer will map it; "
-                "create it with MFD_ALLOW_SEALING and add F_SEAL_SHRINK"
-            )
+        number = len(self._regions)
+        if wrong := _why_unmappable(memory) or why_unusable(memory):
+            raise refusal(self._owner, self.name, number, memory, wrong)
         self._regions.append(memory)
-        return len(self._regions) - 1
+        return number
 
     def describe(self) -> bytes:
         """See `Transport.describe`."""

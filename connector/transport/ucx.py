@@ -20,6 +20,7 @@ import msgspec
 from connector._native import OutOfBounds, UcpWorker, ucx_version
 from connector.errors import OutOfBoundsError, PeerLostError, RegistrationError, TransportError, UnreachableError
 from connector.transport.base import Completed, Event, Memory, Op, PeerDown, Runs
+from connector.transport.registration import pinning_advice, refusal, why_unusable
 from connector.transport.ucx_library import find_library
 
 CONFIG = (("RNDV_THRESH", "inf"),)
@@ -60,6 +61,11 @@ def _missing_tcp() -> str:
     return f"; UCX_TLS is {chosen}, add tcp to it: peers whose death is reported cannot be reached without"
 
 
+def _chosen_devices() -> str:
+    chosen = [f"{name}={os.environ[name]}" for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in os.environ]
+    return f" ({', '.join(chosen)})" if chosen else ""
+
+
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
@@ -89,12 +95,14 @@ class UcxTransport:
 
     def register(self, memory: Memory) -> int:
         """See `Transport.register`."""
+        number = len(self._regions)
+        if wrong := why_unusable(memory):
+            raise refusal(self._owner, self.name, number, memory, wrong)
         try:
             region = self._worker.register_memory(memory.address, memory.length)
         except RuntimeError as error:
-            raise RegistrationError(
-                f"{self._owner}: memory at {memory.address:#x} ({memory.length} bytes) cannot be registered: {error}"
-            ) from error
+            cause = f"{error}{_chosen_devices()}{pinning_advice(memory.length)}"
+            raise refusal(self._owner, self.name, number, memory, cause) from error
         self._regions.append(memory)
         return region
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import re
+import resource
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from connector.errors import RegistrationError, TransportError, UnreachableError
 from connector.transport.base import Memory, Op
 from connector.transport.ucx import UcxTransport
 from tests.connector.far_process import far_process
-from tests.connector.near import near_end, runs
+from tests.connector.near import Near, near_end, runs
 from tests.connector.transport_conformance import TransportConformance
 from tests.connector.transport_failures import TransportFailures
 
@@ -28,13 +31,37 @@ class TestFailures(TransportFailures):
     kind = "ucx"
 
 
-def test_memory_that_cannot_be_registered() -> None:
-    transport = UcxTransport("one")
+def test_memory_that_is_not_there() -> None:
+    with near_end("ucx") as near:
+        whole = near.regions.memories[0]
+        beyond = 1 << 46
+        for address, length in ((0, 4096), (0x1000, 4096), (whole.address, beyond), (whole.address, 1 << 62)):
+            what = rf"near: ucx cannot register region 2, memory at {address:#x} \({length} bytes\): .*mapped"
+            with pytest.raises(RegistrationError, match=what):
+                near.transport.register(Memory(address=address, length=length, fd=None))
+        read_only = mmap.mmap(-1, 4096, prot=mmap.PROT_READ)
+        address = np.frombuffer(read_only, dtype=np.uint8).ctypes.data
+        with pytest.raises(RegistrationError, match=f"{address:#x} may not be read and written"):
+            near.transport.register(Memory(address=address, length=4096, fd=None))
+        assert near.transport.register(whole) == 2
+
+
+def test_what_a_device_refuses_names_the_choice_of_devices_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_NET_DEVICES", "all")
+    near = Near("ucx")
+    near.transport.close()
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
-        with pytest.raises(RegistrationError, match=r"memory at 0x0 .4096 bytes. cannot be registered"):
-            transport.register(Memory(address=0, length=4096, fd=None))
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, hard))
+        advice = (
+            r"region 2, .*is closed \(UCX_NET_DEVICES=all\); .* RLIMIT_MEMLOCK allows 4096 bytes: set it to unlimited"
+        )
+        with pytest.raises(RegistrationError, match=advice):
+            near.transport.register(near.regions.memories[0])
     finally:
-        transport.close()
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, soft)
+    near.close()
 
 
 def test_a_closed_transport_registers_and_describes_nothing() -> None:
