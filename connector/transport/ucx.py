@@ -5,7 +5,8 @@ its transports to reach peers at all, and `RNDV_THRESH=inf` to keep single-copy 
 silently emulating over TCP. Different UCX minor versions fail or crash each other when keys are unpacked, so that the
 description carries the version and `connect` refuses another one.
 
-UCX parses addresses and keys without checking them. A digest keeps damaged ones away from it.
+UCX parses addresses and keys without checking them. A digest keeps damaged ones away from it, and keys are checked for
+their shape (`connector.transport.ucx_key` says what remains). Both come only from peers that know the cluster's token.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from connector._native import OutOfBounds, UcpWorker, ucx_version
 from connector.errors import OutOfBoundsError, PeerLostError, RegistrationError, TransportError, UnreachableError
 from connector.transport.base import Completed, Event, Memory, Op, PeerDown, Runs
 from connector.transport.registration import pinning_advice, refusal, why_unusable
+from connector.transport.ucx_key import MARGIN, why_malformed
 from connector.transport.ucx_library import find_library
 
 CONFIG = (("RNDV_THRESH", "inf"),)
@@ -133,7 +135,10 @@ class UcxTransport:
                 f"the peer uses UCX {described.version}, this worker {self.version}; different minor versions crash "
                 "each other, install the same one on both"
             )
-        regions = [(region.base, region.length, region.key) for region in described.regions]
+        for number, region in enumerate(described.regions):
+            if wrong := why_malformed(region.key):
+                raise UnreachableError(f"the key of the peer's region {number} is none that UCX packs: {wrong}")
+        regions = [(region.base, region.length, region.key + MARGIN) for region in described.regions]
         try:
             peer = self._worker.connect(described.address, regions)
         except RuntimeError as error:
