@@ -10,6 +10,7 @@ from connector.compatibility import CompatibilityRecord
 from connector.config import ConnectorConfig
 from connector.connector import Connector, ConnectorStats, LinkStats
 from connector.destination import DestinationRef
+from connector.early import CANCELS_REMEMBERED_S
 from connector.errors import (
     ConnectorError,
     HandshakeError,
@@ -47,6 +48,7 @@ from connector.sources import SourceEnd, SourceRef, Sources
 from connector.transport.base import Memory
 
 __all__ = [
+    "CANCELS_REMEMBERED_S",
     "LAYOUTS",
     "CompatibilityRecord",
     "Connector",

@@ -151,7 +151,7 @@ class Connector:
         ticking = asyncio.get_running_loop().create_task(self._tick(importer), name=f"leases of {self.engine_id}")
         ticking.add_done_callback(self._ended)
         self._running = _Running(us, lanes, importer, pusher, acceptor, ticking)
-        lanes.start(importer, pusher)
+        lanes.start(pusher, importer)
         try:
             await acceptor.start(listener)
         except BaseException:

@@ -1,7 +1,7 @@
 """The transports of one worker behind one door: who posts is told of its completions, everyone of a lost peer.
 
 Reads by the consumer's half and writes by the producer's go through the same transports. A batch's completion goes to
-whoever posted it; one that nobody posted, or that comes again, goes to the first watcher, which counts it. Every method
+whoever posted it; one that nobody posted, or that comes again, goes to the last watcher, which counts it. Every method
 is called on the connector's event loop.
 """
 
@@ -28,7 +28,7 @@ class Watcher(Protocol):
         """Every operation of a batch is terminal."""
 
     def peer_down(self, peer: PeerKey, cause: str, gone: bool) -> None:
-        """The peer is lost, or late with a batch, and has to be fenced. `gone`: its process has ended, as far as the
+        """The peer is lost, or late with a batch, and is fenced next. `gone`: its process has ended, as far as the
         transport can tell."""
 
     def fenced(self, peer: PeerKey, cause: str) -> None:
@@ -117,11 +117,12 @@ class Lanes:
         for event in self.transports[name].poll():
             match event:
                 case Completed(batch=batch, error=error):
-                    poster = self._posters.pop((name, batch), self._watchers[0])
+                    poster = self._posters.pop((name, batch), self._watchers[-1])
                     poster.completed((name, batch), error)
                 case PeerDown(peer=peer, cause=cause, gone=gone):
                     logger.warning("%s reports that peer %d is down: %s", name, peer, cause)
                     for watcher in self._watchers:
                         watcher.peer_down((name, peer), cause, gone)
+                    self.fence((name, peer), cause)
                 case _:
                     assert_never(event)

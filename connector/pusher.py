@@ -132,7 +132,6 @@ class Pusher:
     def peer_down(self, peer: PeerKey, cause: str, gone: bool) -> None:
         """See `connector.lanes.Watcher`."""
         self._carry_out(self._table.peer_down(peer, cause, self._clock()))
-        self._lanes.fence(peer, cause)
 
     def fenced(self, peer: PeerKey, cause: str) -> None:
         """See `connector.lanes.Watcher`."""

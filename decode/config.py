@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from connector import CANCELS_REMEMBERED_S
 from worker import WorkerConfig
 
 
@@ -25,5 +26,10 @@ class DecodeConfig(WorkerConfig, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("prefill_timeout_s", "request_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"decode.{name} is {getattr(self, name)}; it must be above 0 seconds")
+        if self.connector.mode == "write" and self.prefill_timeout_s > CANCELS_REMEMBERED_S:
+            raise ValueError(
+                f"decode.prefill_timeout_s is {self.prefill_timeout_s}; with connector.mode write it must be at most "
+                f"{CANCELS_REMEMBERED_S:g} seconds, which is how long a prefill worker remembers cancelled transfers"
+            )
         if not self.reserve_timeout_s >= 0:
             raise ValueError(f"decode.reserve_timeout_s is {self.reserve_timeout_s}; it must be 0 seconds or more")

@@ -38,6 +38,7 @@ def paged_attention(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     key_dim = key.shape[-1]
     pool.layers[layer][paged.blocks, :, paged.offsets] = torch.cat((key[0], value[0]), dim=-1).transpose(0, 1)
+    paged.written(layer)
     rows = pool.rows[pool.layer_row(layer) :].index_select(0, paged.gather)
     num_heads = key.shape[1]
     outputs = []

@@ -6,6 +6,7 @@ how its queries see its keys.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ import torch
 from engine.scheduler import Scheduled
 
 if TYPE_CHECKING:
+    from engine.blocks import BlockTable
     from engine.pool import PagePool
+    from engine.request import OnLayer
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -37,6 +40,7 @@ class Span(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     """`token_ids` and `positions` are [1, tokens]; `blocks` and `offsets` say where each token's KV is written.
 
+    `on_layer` are those who want to hear that a layer's KV has been written.
     `gather` are the rows of `PagePool.rows` (for layer 0) of all sequences' pages, head by head, so that a sequence's
     rows are [heads, blocks]. `logits_rows` are the tokens after which a token is drawn, one for each of `drawing`.
     """
@@ -50,6 +54,12 @@ class Batch(msgspec.Struct, frozen=True):
     spans: list[Span]
     logits_rows: torch.Tensor
     drawing: list[Scheduled]
+    on_layer: list[Callable[[int], None]]
+
+    def written(self, layer: int) -> None:
+        """The KV of this step's tokens lies in the pages of a layer."""
+        for tell in self.on_layer:
+            tell(layer)
 
 
 def build_batch(pool: PagePool, step: Many[Scheduled]) -> Batch:
@@ -63,6 +73,7 @@ def build_batch(pool: PagePool, step: Many[Scheduled]) -> Batch:
     spans: list[Span] = []
     logits_rows: list[int] = []
     drawing: list[Scheduled] = []
+    on_layer: list[Callable[[int], None]] = []
     row = 0
     for scheduled in step:
         sequence, num_tokens = scheduled.sequence, scheduled.num_tokens
@@ -78,6 +89,8 @@ def build_batch(pool: PagePool, step: Many[Scheduled]) -> Batch:
         gather.append((table * block_rows + heads).ravel())
         spans.append(Span(start, num_tokens, end, row, row + num_heads * num_blocks, _mask(num_tokens, end)))
         row += num_heads * num_blocks
+        if sequence.request.on_layer is not None:
+            on_layer.append(_teller(sequence.request.on_layer, sequence.table, end))
         if end == len(sequence.tokens):
             logits_rows.append(len(token_ids) - 1)
             drawing.append(scheduled)
@@ -92,7 +105,12 @@ def build_batch(pool: PagePool, step: Many[Scheduled]) -> Batch:
         spans=spans,
         logits_rows=torch.tensor(logits_rows, dtype=torch.long),
         drawing=drawing,
+        on_layer=on_layer,
     )
+
+
+def _teller(on_layer: OnLayer, table: BlockTable, num_tokens: int) -> Callable[[int], None]:
+    return lambda layer: on_layer(table, layer, num_tokens)
 
 
 def _mask(num_queries: int, num_keys: int) -> torch.Tensor | None:

@@ -4,6 +4,9 @@ Every block is free or belongs to exactly one `BlockTable`. The pool is shared b
 tables of running sequences, and by others, who reserve blocks for pages that come from elsewhere; a lock makes each of
 its operations atomic. Blocks are handed out lowest-numbered first after a start and most recently freed first later;
 neighbours merge into longer runs when they are transferred.
+
+A table whose blocks are being sent elsewhere is lent: it may be freed, and its blocks come back when the loan has been
+returned.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class BlockTable(msgspec.Struct, eq=False):
     owner: str
     block_ids: list[int]
     freed: bool = False
+    lent: bool = False
 
 
 class BlockPool:
@@ -92,11 +96,38 @@ class BlockPool:
                         f"{table.owner} frees block {block}, which belongs to {owner.owner if owner else 'nobody'}"
                     )
             table.freed = True
-            self.frees += 1
-            for block in reversed(table.block_ids):
-                del self._owners[block]
-                self._free.append(block)
+            if table.lent:
+                return
+            self._give_back(table)
         self.tell_listeners()
+
+    def lend(self, table: BlockTable) -> None:
+        """Somebody reads the blocks of a table that its owner may free at any time: they stay until `returned`.
+
+        Raises:
+            BlockError: the table has been freed, or is lent already.
+        """
+        with self._lock:
+            if table.freed or table.lent:
+                raise BlockError(f"the blocks of {table.owner} are {'free' if table.freed else 'lent'}, not to be lent")
+            table.lent = True
+
+    def returned(self, table: BlockTable) -> None:
+        """Nobody reads the blocks any more. Harmless for a table that is not lent."""
+        with self._lock:
+            if not table.lent:
+                return
+            table.lent = False
+            if not table.freed:
+                return
+            self._give_back(table)
+        self.tell_listeners()
+
+    def _give_back(self, table: BlockTable) -> None:
+        self.frees += 1
+        for block in reversed(table.block_ids):
+            del self._owners[block]
+            self._free.append(block)
 
     def tell_listeners(self) -> None:
         """Call everyone that `on_freed` was given. One that raises harms nobody else."""

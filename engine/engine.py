@@ -214,6 +214,17 @@ class Engine:
         with self._changed:
             self._changed.notify_all()
 
+    def lend(self, table: BlockTable) -> None:
+        """The blocks of a request that is being computed are being sent elsewhere: they stay as they are until
+        `returned`, whatever becomes of the request. Called from its `on_layer`."""
+        self._blocks.lend(table)
+
+    def returned(self, table: BlockTable) -> None:
+        """Nothing of a table that was lent is in flight any more."""
+        self._blocks.returned(table)
+        with self._changed:
+            self._changed.notify_all()
+
     def on_blocks_freed(self, listener: Callable[[], None]) -> None:
         """Have `listener` called, on any thread, each time a refused reservation may succeed: blocks have come back, or
         those who stood before it have theirs. It must not block."""

@@ -58,6 +58,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Output: TypeAlias = Token | Failed
+OnLayer: TypeAlias = Callable[["BlockTable", int, int], None]
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
@@ -67,6 +68,9 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     `finish`, a `Failed`, or once `Engine.abort` has returned.
     `table` (optional) holds the KV of the first `computed_tokens` tokens of prompt + output; the engine takes over its
     ownership at `submit`. `output_token_ids` are tokens already drawn elsewhere.
+    `on_layer` is called on the engine's thread, within the forward pass, when a layer's KV of this step's tokens lies
+    in the blocks: with the table, the layer, and how many tokens it now holds. It must not block. Such a request is
+    never preempted: its pages may be on their way.
     `retain`: when the request finishes, its blocks are not freed; the caller owns `table` again (and frees it).
     """
 
@@ -80,3 +84,4 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     table: BlockTable | None = None
     computed_tokens: int = 0
     retain: bool = False
+    on_layer: OnLayer | None = None

@@ -7,7 +7,8 @@ The oldest sequence always gets a token, however small the budget is.
 A sequence that brings its blocks (its pages came from elsewhere) is admitted before those that wait for blocks. When
 blocks run out, the youngest running sequence is preempted: it loses its blocks and is computed again later, from its
 prompt and the tokens drawn so far. The oldest running sequence can always take the others' blocks, and no request is
-accepted that the whole pool could not hold, so that something always finishes.
+accepted that the whole pool could not hold, so that something always finishes. A sequence whose pages are sent as they
+are computed is not preempted: it has the blocks of its whole prompt from the start, and ends with its first token.
 
 Blocks are also reserved by others, for pages to come, and neither side may starve the other: they get blocks in the
 order in which they asked. A reservation that is refused leaves a `Claim`, which keeps its place. But who made it is not
@@ -154,7 +155,8 @@ class Scheduler:
         """Give `sequence` the blocks for its next tokens, from younger sequences if need be."""
         assert sequence.table is not None
         while not self._blocks.extend(sequence.table, sequence.computed + num_tokens):
-            youngest = self._running[-1]
+            preemptible = [running for running in self._running if running.request.on_layer is None]
+            youngest = preemptible[-1]
             self._preempt(youngest)
             step[:] = [scheduled for scheduled in step if scheduled.sequence is not youngest]
             if youngest is sequence:

@@ -7,10 +7,11 @@ from typing import Any
 
 import grpc
 
-from connector import EngineId, InvalidTransition
-from engine import EngineClosed, EngineError
+from connector import ConnectorError, DestinationRef, EngineId, InvalidTransition, PlanError
+from engine import EngineClosed, EngineError, Token
 from prefill.config import PrefillConfig
 from prefill.job import GivenUp, Job, Prefilled, PrefillFailed
+from prefill.write_job import WriteJob
 from rpc.errors import CallRefused
 from rpc.v1 import prefill_pb2, prefill_pb2_grpc
 from worker import WorkerCore
@@ -38,18 +39,19 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
     ) -> None:
         """Compute one prompt and hold it."""
         outcome = "cancelled"
+        refused: CallRefused | None = None
         try:
             await self._prefill(request, context)
             outcome = "prefilled"
-        except CallRefused as refused:
-            outcome = refused.code.name.lower()
-            await self._refuse(request, context, refused)
+        except CallRefused as error:
+            outcome, refused = error.code.name.lower(), error
         except Exception as error:
-            outcome = "internal"
+            outcome, refused = "internal", CallRefused(grpc.StatusCode.INTERNAL, f"a mistake here: {error!r}")
             logger.exception("request %s, transfer %s failed", request.request_id, request.transfer_id)
-            await self._refuse(request, context, CallRefused(grpc.StatusCode.INTERNAL, f"a mistake here: {error!r}"))
-        finally:
+        finally:  # counted before the caller hears of it
             self._core.counters[f"prompts_{outcome}"] += 1
+        if refused is not None:
+            await self._refuse(request, context, refused)
 
     async def _refuse(
         self,
@@ -64,13 +66,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[Any, prefill_pb2.PrefillEvent]
     ) -> None:
         self._check(request)
-        core = self._core
-        consumer = EngineId(request.consumer.name, request.consumer.incarnation)
-        job = Job(core.engine, core.connector.sources, request.transfer_id)
-        try:
-            core.connector.sources.open(request.transfer_id, consumer, job.ended)
-        except InvalidTransition as error:
-            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        job = self._open(request)
         self._computing += 1
         cause = "its call was cancelled"
         try:
@@ -78,11 +74,11 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             job.submit(list(request.prompt_token_ids), from_message(request.sampling))
             prefilled = await job.done
             logger.info(
-                "request %s, transfer %s: %d tokens are held for %s",
+                "request %s, transfer %s: %d tokens have been computed for %s",
                 request.request_id,
                 request.transfer_id,
-                prefilled.source.num_tokens,
-                consumer,
+                len(request.prompt_token_ids),
+                request.consumer.name,
             )
             await context.write(prefill_pb2.PrefillEvent(prefilled=_message(prefilled)))
         except GivenUp as error:
@@ -100,6 +96,20 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             self._computing -= 1
             job.cancel(cause)
 
+    def _open(self, request: prefill_pb2.PrefillRequest) -> Job | WriteJob:
+        core = self._core
+        consumer = EngineId(request.consumer.name, request.consumer.incarnation)
+        try:
+            if request.HasField("destination"):
+                return WriteJob(core.engine, core.connector.sources, _destination(request, consumer))
+            job = Job(core.engine, core.connector.sources, request.transfer_id)
+            core.connector.sources.open(request.transfer_id, consumer, job.ended)
+        except (InvalidTransition, PlanError) as error:
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        except ConnectorError as error:
+            raise CallRefused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+        return job
+
     def _check(self, request: prefill_pb2.PrefillRequest) -> None:
         core = self._core
         wanted = EngineId(request.producer.name, request.producer.incarnation)
@@ -111,6 +121,12 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{core.engine_id} has {self._computing} prompts in its queue (prefill.max_queue); try again later",
             )
+        if request.HasField("destination") and core.config.connector.mode != "write":
+            raise CallRefused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{core.engine_id} has connector.mode {core.config.connector.mode!r}, but the call names a "
+                "destination to write to; start both workers with the same mode",
+            )
         if not request.transfer_id:
             raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "transfer_id is empty")
         check_prompt(
@@ -119,7 +135,22 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         check_sampling(request.sampling)
 
 
-def _message(prefilled: Prefilled) -> prefill_pb2.Prefilled:
+def _destination(request: prefill_pb2.PrefillRequest, consumer: EngineId) -> DestinationRef:
+    num_tokens = request.destination.num_tokens
+    if num_tokens != len(request.prompt_token_ids):
+        raise PlanError(f"the destination is for {num_tokens} tokens, the prompt has {len(request.prompt_token_ids)}")
+    return DestinationRef(
+        transfer_id=request.transfer_id,
+        consumer=consumer,
+        blocks={group.group: list(group.block_ids) for group in request.destination.groups},
+        num_tokens=num_tokens,
+        local_tokens=request.destination.local_tokens,
+    )
+
+
+def _message(prefilled: Prefilled | Token) -> prefill_pb2.Prefilled:
+    if isinstance(prefilled, Token):
+        return prefill_pb2.Prefilled(first_token_id=prefilled.token_id, first_token_logprob=prefilled.logprob)
     source = prefilled.source
     return prefill_pb2.Prefilled(
         first_token_id=prefilled.token.token_id,

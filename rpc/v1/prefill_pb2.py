@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rpc.v1 import common_pb2 as rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14rpc/v1/prefill.proto\x12\nkvferry.v1\x1a\x13rpc/v1/common.proto\"\xd1\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\x12&\n\x08\x63onsumer\x18\x03 \x01(\x0b\x32\x14.kvferry.v1.EngineId\x12&\n\x08producer\x18\x04 \x01(\x0b\x32\x14.kvferry.v1.EngineId\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.kvferry.v1.SamplingParams\"m\n\x0cPrefillEvent\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.kvferry.v1.AcceptedH\x00\x12*\n\tprefilled\x18\x02 \x01(\x0b\x32\x15.kvferry.v1.PrefilledH\x00\x42\x07\n\x05\x65vent\"\n\n\x08\x41\x63\x63\x65pted\"o\n\tPrefilled\x12\x16\n\x0e\x66irst_token_id\x18\x01 \x01(\r\x12\x1b\n\x13\x66irst_token_logprob\x18\x02 \x01(\x02\x12-\n\x06source\x18\x03 \x01(\x0b\x32\x1d.kvferry.v1.SourceDescription\"\x8d\x01\n\x11SourceDescription\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12&\n\x08producer\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.EngineId\x12\'\n\x06groups\x18\x03 \x03(\x0b\x32\x17.kvferry.v1.GroupBlocks\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\"/\n\x0bGroupBlocks\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tblock_ids\x18\x02 \x03(\r2L\n\x07Prefill\x12\x41\n\x07Prefill\x12\x1a.kvferry.v1.PrefillRequest\x1a\x18.kvferry.v1.PrefillEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14rpc/v1/prefill.proto\x12\nkvferry.v1\x1a\x13rpc/v1/common.proto\"\x84\x02\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\x12&\n\x08\x63onsumer\x18\x03 \x01(\x0b\x32\x14.kvferry.v1.EngineId\x12&\n\x08producer\x18\x04 \x01(\x0b\x32\x14.kvferry.v1.EngineId\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.kvferry.v1.SamplingParams\x12\x31\n\x0b\x64\x65stination\x18\x07 \x01(\x0b\x32\x1c.kvferry.v1.WriteDestination\"e\n\x10WriteDestination\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.kvferry.v1.GroupBlocks\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x14\n\x0clocal_tokens\x18\x03 \x01(\r\"m\n\x0cPrefillEvent\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.kvferry.v1.AcceptedH\x00\x12*\n\tprefilled\x18\x02 \x01(\x0b\x32\x15.kvferry.v1.PrefilledH\x00\x42\x07\n\x05\x65vent\"\n\n\x08\x41\x63\x63\x65pted\"o\n\tPrefilled\x12\x16\n\x0e\x66irst_token_id\x18\x01 \x01(\r\x12\x1b\n\x13\x66irst_token_logprob\x18\x02 \x01(\x02\x12-\n\x06source\x18\x03 \x01(\x0b\x32\x1d.kvferry.v1.SourceDescription\"\x8d\x01\n\x11SourceDescription\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12&\n\x08producer\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.EngineId\x12\'\n\x06groups\x18\x03 \x03(\x0b\x32\x17.kvferry.v1.GroupBlocks\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\"/\n\x0bGroupBlocks\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tblock_ids\x18\x02 \x03(\r2L\n\x07Prefill\x12\x41\n\x07Prefill\x12\x1a.kvferry.v1.PrefillRequest\x1a\x18.kvferry.v1.PrefillEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rpc.v1.prefill_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=58
-  _globals['_PREFILLREQUEST']._serialized_end=267
-  _globals['_PREFILLEVENT']._serialized_start=269
-  _globals['_PREFILLEVENT']._serialized_end=378
-  _globals['_ACCEPTED']._serialized_start=380
-  _globals['_ACCEPTED']._serialized_end=390
-  _globals['_PREFILLED']._serialized_start=392
-  _globals['_PREFILLED']._serialized_end=503
-  _globals['_SOURCEDESCRIPTION']._serialized_start=506
-  _globals['_SOURCEDESCRIPTION']._serialized_end=647
-  _globals['_GROUPBLOCKS']._serialized_start=649
-  _globals['_GROUPBLOCKS']._serialized_end=696
-  _globals['_PREFILL']._serialized_start=698
-  _globals['_PREFILL']._serialized_end=774
+  _globals['_PREFILLREQUEST']._serialized_end=318
+  _globals['_WRITEDESTINATION']._serialized_start=320
+  _globals['_WRITEDESTINATION']._serialized_end=421
+  _globals['_PREFILLEVENT']._serialized_start=423
+  _globals['_PREFILLEVENT']._serialized_end=532
+  _globals['_ACCEPTED']._serialized_start=534
+  _globals['_ACCEPTED']._serialized_end=544
+  _globals['_PREFILLED']._serialized_start=546
+  _globals['_PREFILLED']._serialized_end=657
+  _globals['_SOURCEDESCRIPTION']._serialized_start=660
+  _globals['_SOURCEDESCRIPTION']._serialized_end=801
+  _globals['_GROUPBLOCKS']._serialized_start=803
+  _globals['_GROUPBLOCKS']._serialized_end=850
+  _globals['_PREFILL']._serialized_start=852
+  _globals['_PREFILL']._serialized_end=928
 # @@protoc_insertion_point(module_scope)

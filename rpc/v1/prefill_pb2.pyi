@@ -29,6 +29,7 @@ class PrefillRequest(_message.Message):
     PRODUCER_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    DESTINATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     transfer_id: _builtins.str
     """Minted by the consumer, once per attempt."""
@@ -42,6 +43,10 @@ class PrefillRequest(_message.Message):
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
+    @_builtins.property
+    def destination(self) -> Global___WriteDestination:
+        """Where the pages go (connector.mode: write). Without it they are held, to be read."""
+
     def __init__(
         self,
         *,
@@ -51,14 +56,46 @@ class PrefillRequest(_message.Message):
         producer: _common_pb2.EngineId | None = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
+        destination: Global___WriteDestination | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "producer", b"producer", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "destination", b"destination", "producer", b"producer", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "producer", b"producer", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "destination", b"destination", "producer", b"producer", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
+
+@_typing.final
+class WriteDestination(_message.Message):
+    """The consumer's blocks, in the order of the tokens. They are the producer's to write until it says that it has
+    finished (Commit), failed or stopped, on the connector's own connection.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    LOCAL_TOKENS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    local_tokens: _builtins.int
+    """The consumer has the first of them already."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlocks]: ...
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___GroupBlocks] | None = ...,
+        num_tokens: _builtins.int = ...,
+        local_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "local_tokens", b"local_tokens", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteDestination: _TypeAlias = WriteDestination  # noqa: Y015
 
 @_typing.final
 class PrefillEvent(_message.Message):
@@ -113,7 +150,9 @@ class Prefilled(_message.Message):
     first_token_id: _builtins.int
     first_token_logprob: _builtins.float
     @_builtins.property
-    def source(self) -> Global___SourceDescription: ...
+    def source(self) -> Global___SourceDescription:
+        """Absent when the pages are written to a destination: what became of them is told by the connector."""
+
     def __init__(
         self,
         *,

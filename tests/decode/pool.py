@@ -29,8 +29,8 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE
 class PrefillProcess:
     """One prefill worker."""
 
-    def __init__(self, model: Path, transport: str, name: str = "prefill-0", **changed: Any) -> None:
-        settings = {"engine": ENGINE, "connector": {"transport": transport}} | changed
+    def __init__(self, model: Path, connector: dict[str, Any], name: str = "prefill-0", **changed: Any) -> None:
+        settings = {"engine": ENGINE, "connector": connector} | changed
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.decode.prefill_process", name, str(model), msgspec.json.encode(settings)],
             stdin=subprocess.PIPE,
@@ -65,14 +65,14 @@ class PrefillProcess:
 class Pool:
     """The decode worker and a channel to it."""
 
-    def __init__(self, model: Path, transport: str, **changed: Any) -> None:
+    def __init__(self, model: Path, connector: dict[str, Any], **changed: Any) -> None:
         self.worker = DecodeWorker(
             DecodeConfig(
                 name="decode-0",
                 host="127.0.0.1",
                 model_path=str(model),
                 engine=msgspec.convert(ENGINE, EngineConfig),
-                connector=ConnectorConfig(transport=transport),  # type: ignore[arg-type]
+                connector=msgspec.convert(connector, ConnectorConfig),
                 token="secret",
                 **changed,
             )

@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from connector import EngineId, Imported, ImportOutcome, InvalidTransition, SourceRef
+from connector import ConnectorConfig, DestinationRef, EngineId, Imported, ImportOutcome, InvalidTransition, SourceRef
 from decode.config import DecodeConfig
 from decode.request import Request
 from decode.reservations import Reservations
@@ -72,6 +72,7 @@ class FakePull:
         self.reads: list[tuple[SourceRef, dict[str, list[int]]]] = []
         self.reason = ""
         self.released: list[str] = []
+        self.transfer_id = ""
         self.reading = asyncio.Event()
         self.on_settled: Any = None
 
@@ -95,6 +96,48 @@ class FakePull:
 
     async def release(self, outcome: str) -> None:
         self.released.append(outcome)
+
+
+class FakeReceive:
+    """A WRITE that lands when the test settles it; a cancelled one settles only then, too."""
+
+    def __init__(self) -> None:
+        self.destination: DestinationRef | None = None
+        self.refuses: Exception | None = None
+        self.result: Imported | Exception | None = Imported(
+            num_tokens=3, bytes=64, operations=0, seconds=0.5, transport="shm"
+        )
+        self.cancelled = False
+        self.waiting = asyncio.Event()
+        self.on_settled: Any = None
+
+    def begin(
+        self, link: object, transfer_id: str, blocks: dict[str, list[int]], num_tokens: int, on_settled: Any
+    ) -> FakeReceive:
+        if self.refuses is not None:
+            raise self.refuses
+        self.destination = DestinationRef(
+            transfer_id=transfer_id, consumer=EngineId("decode-0", 1), blocks=blocks, num_tokens=num_tokens
+        )
+        self.on_settled = on_settled
+        return self
+
+    async def landed(self) -> Imported:
+        self.waiting.set()
+        if self.result is None:
+            await asyncio.Event().wait()
+        if isinstance(self.result, Exception):
+            self.settle("failed")
+            raise self.result
+        self.settle("published")
+        assert self.result is not None
+        return self.result
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def settle(self, outcome: Any) -> None:
+        self.on_settled(ImportOutcome(transfer_id="t", outcome=outcome, reason="", detail=""))
 
 
 class FakeCall:
@@ -130,14 +173,23 @@ def message(max_tokens: int = 3, stop: tuple[int, ...] = ()) -> generate_pb2.Gen
 class Made:
     """Everything around one request."""
 
-    def __init__(self, *, max_tokens: int = 3, stop: tuple[int, ...] = (), **limits: Any) -> None:
+    def __init__(
+        self,
+        *,
+        max_tokens: int = 3,
+        stop: tuple[int, ...] = (),
+        mode: Literal["read", "write"] = "read",
+        **limits: Any,
+    ) -> None:
         self.engine = FakeEngine()
         self.pull = FakePull()
+        self.receive = FakeReceive()
         self.num_tokens = len(PROMPT)
         self.error: BaseException | None = None
         self.hangs = False
         self.answers = True
         self.call: FakeCall | None = None
+        self.asked: prefill_pb2.PrefillRequest | None = None
         self.chunks: list[generate_pb2.GenerateChunk] = []
         self.first_emitted = asyncio.Event()
         self.client_stalls_at: int | None = None
@@ -151,7 +203,7 @@ class Made:
             requests_ahead=0,
             info=SimpleNamespace(vocab_size=50),
             require_ready=lambda: None,
-            connector=SimpleNamespace(begin=lambda link, transfer_id: self.pull),
+            connector=SimpleNamespace(begin=self._begin, receive=self.receive.begin),
         )
         self.peers: Any = SimpleNamespace(pick=lambda: self.peer)
         self.background: list[asyncio.Future[None]] = []
@@ -160,7 +212,7 @@ class Made:
             host="",
             model_path="",
             engine=EngineConfig(),
-            connector=None,  # type: ignore[arg-type]  # not looked at here
+            connector=ConnectorConfig(mode=mode),
             token="t",
             **limits,
         )
@@ -176,17 +228,24 @@ class Made:
         )
 
     def _prefill(self, message: prefill_pb2.PrefillRequest, timeout: float) -> FakeCall:
+        self.asked = message
         source = prefill_pb2.SourceDescription(
             transfer_id=message.transfer_id,
             groups=[prefill_pb2.GroupBlocks(group="full", block_ids=[3, 1])],
             num_tokens=self.num_tokens,
         )
         prefilled = prefill_pb2.Prefilled(first_token_id=FIRST, first_token_logprob=-0.25, source=source)
+        if message.HasField("destination"):
+            prefilled.ClearField("source")
         events = [prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())]
         if self.answers:
             events.append(prefill_pb2.PrefillEvent(prefilled=prefilled))
         self.call = FakeCall(events, self.error, self.hangs)
         return self.call
+
+    def _begin(self, link: object, transfer_id: str) -> FakePull:
+        self.pull.transfer_id = transfer_id
+        return self.pull
 
     def _in_background(self, work: Awaitable[None]) -> None:
         self.background.append(asyncio.ensure_future(work))
@@ -209,5 +268,6 @@ class Made:
         assert self.engine.submitted == {}
         assert self.peer.in_flight == 0
         assert self.core.requests_ahead == 0
-        assert self.pull.released, "the source was never released"
+        if self.receive.destination is None:
+            assert self.pull.released, "the source was never released"
         assert self.call is None or self.call.cancelled

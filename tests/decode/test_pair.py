@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +20,7 @@ from connector import HandshakeError, IncompatibleError
 from tests.decode.pool import DEADLINE_S, ENGINE, Pool, PrefillProcess, is_idle, prompts, status_of, until_idle
 from tests.tiny_model import greedy, save_tiny_model
 
+SHM = {"transport": "shm"}
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
@@ -44,19 +46,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(params=["shm", "ucx"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(params=[(transport, mode) for transport in ("shm", "ucx") for mode in ("read", "write")], ids="-".join)
+def connector(request: pytest.FixtureRequest) -> dict[str, Any]:
+    transport, mode = request.param
+    return {"transport": transport, "mode": mode}
 
 
 @pytest.fixture
-async def pair(model: Path, transport: str) -> AsyncIterator[tuple[Pool, PrefillProcess]]:
-    prefill = PrefillProcess(model, transport)
-    pool = Pool(model, transport)
+async def pair(model: Path, connector: dict[str, Any]) -> AsyncIterator[tuple[Pool, PrefillProcess]]:
+    prefill = PrefillProcess(model, connector)
+    pool = Pool(model, connector)
     try:
         await pool.start()
         (link,) = await pool.worker.set_prefill_workers([await prefill.started()])
-        assert (link.transport, link.name) == (transport, "prefill-0")
+        assert (link.transport, link.name) == (connector["transport"], "prefill-0")
         assert link.gb_per_s > 0
         yield pool, prefill
     finally:
@@ -65,7 +68,7 @@ async def pair(model: Path, transport: str) -> AsyncIterator[tuple[Pool, Prefill
 
 
 async def test_answers_equal_generate_and_nothing_is_left(
-    pair: tuple[Pool, PrefillProcess], model: Path, transport: str
+    pair: tuple[Pool, PrefillProcess], model: Path, connector: dict[str, Any]
 ) -> None:
     pool, prefill = pair
     asked = prompts(16)
@@ -76,7 +79,7 @@ async def test_answers_equal_generate_and_nothing_is_left(
         assert stats.prompt_tokens_computed == 0
         if len(tokens) > 1:
             assert stats.prompt_tokens_imported == len(prompt)
-            assert stats.transport == transport
+            assert stats.transport == connector["transport"]
             assert stats.imported_bytes == -(-len(prompt) // 4) * 4 * 3 * 2 * 2 * 16 * 4
     await until_idle(pool.status, lambda: status_of(prefill.address))
     assert (await pool.status()).counters["prompt_tokens_computed"] == 0
@@ -142,11 +145,11 @@ async def test_requests_end_when_prefill_dies(pair: tuple[Pool, PrefillProcess])
 
 
 async def test_a_prefill_worker_that_comes_back_is_a_new_peer(
-    pair: tuple[Pool, PrefillProcess], model: Path, transport: str
+    pair: tuple[Pool, PrefillProcess], model: Path, connector: dict[str, Any]
 ) -> None:
     pool, prefill = pair
     prefill.kill()
-    again = PrefillProcess(model, transport)
+    again = PrefillProcess(model, connector)
     try:
         address = await again.started()
         assert address.incarnation != prefill.address.incarnation
@@ -160,13 +163,13 @@ async def test_a_prefill_worker_that_comes_back_is_a_new_peer(
 
 @pytest.mark.parametrize(
     ("changed", "field"),
-    [({"block_size": 8}, "block_size"), ({"dtype": "bfloat16"}, "dtype")],
+    [({"engine": ENGINE | {"dtype": "bfloat16"}}, "dtype"), ({"connector": SHM | {"mode": "write"}}, "mode")],
 )
 async def test_a_prefill_worker_with_other_settings_is_refused(
-    model: Path, changed: dict[str, object], field: str
+    model: Path, changed: dict[str, Any], field: str
 ) -> None:
-    prefill = PrefillProcess(model, "shm", engine=ENGINE | changed)
-    pool = Pool(model, "shm")
+    prefill = PrefillProcess(model, **{"connector": SHM} | changed)
+    pool = Pool(model, SHM)
     try:
         await pool.start()
         with pytest.raises(IncompatibleError, match=field):
@@ -176,9 +179,26 @@ async def test_a_prefill_worker_with_other_settings_is_refused(
         prefill.kill()
 
 
+@pytest.mark.parametrize("mode", ["read", "write"])
+async def test_a_prefill_worker_with_another_block_size_is_understood(model: Path, mode: str) -> None:
+    prefill = PrefillProcess(model, SHM | {"mode": mode}, engine=ENGINE | {"block_size": 6})
+    pool = Pool(model, SHM | {"mode": mode})
+    try:
+        await pool.start()
+        await pool.worker.set_prefill_workers([await prefill.started()])
+        asked = prompts(8)
+        answers = await asyncio.gather(*(pool.generate(prompt, 6) for prompt in asked))
+        for prompt, (tokens, _) in zip(asked, answers, strict=True):
+            assert tokens == await asyncio.to_thread(greedy, model, prompt, 6)
+        await until_idle(pool.status, lambda: status_of(prefill.address))
+    finally:
+        await pool.stop()
+        prefill.kill()
+
+
 async def test_a_prefill_worker_of_another_cluster_is_refused(model: Path) -> None:
-    prefill = PrefillProcess(model, "shm", token="another secret")
-    pool = Pool(model, "shm")
+    prefill = PrefillProcess(model, SHM, token="another secret")
+    pool = Pool(model, SHM)
     try:
         await pool.start()
         with pytest.raises(HandshakeError):
@@ -189,7 +209,7 @@ async def test_a_prefill_worker_of_another_cluster_is_refused(model: Path) -> No
 
 
 async def test_without_a_prefill_worker_a_request_is_refused_at_once(model: Path) -> None:
-    pool = Pool(model, "shm")
+    pool = Pool(model, SHM)
     try:
         await pool.start()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -204,10 +224,10 @@ async def test_without_a_prefill_worker_a_request_is_refused_at_once(model: Path
         await pool.stop()
 
 
-async def test_stopping_gives_everything_back(model: Path, transport: str) -> None:
+async def test_stopping_gives_everything_back(model: Path, connector: dict[str, Any]) -> None:
     async def once() -> None:
-        prefill = PrefillProcess(model, transport)
-        pool = Pool(model, transport)
+        prefill = PrefillProcess(model, connector)
+        pool = Pool(model, connector)
         try:
             await pool.start()
             await pool.worker.set_prefill_workers([await prefill.started()])

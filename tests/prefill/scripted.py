@@ -7,7 +7,7 @@ from collections import Counter
 from connector import EngineId, build_geometry
 from connector.pages import GroupSpec, PoolGeometry
 from engine import EngineError, EngineRequest, Failed, Token
-from engine.blocks import BlockPool
+from engine.blocks import BlockPool, BlockTable
 
 GROUP = GroupSpec(name="full", layers=(0,), num_kv_heads=1, key_dim=2, value_dim=2, itemsize=4)
 CONSUMER = EngineId("decode-0", 1)
@@ -43,9 +43,25 @@ class FakeEngine:
         self.calls["free"] += 1
         self.blocks.free(table)  # type: ignore[arg-type]
 
+    def lend(self, table: BlockTable) -> None:
+        self.blocks.lend(table)
+
+    def returned(self, table: BlockTable) -> None:
+        self.blocks.returned(table)
+
+    def compute(self, request_id: str, num_tokens: int) -> None:
+        """A step has written the KV of the first tokens into the one layer's pages."""
+        request = self.submitted[request_id]
+        assert request.on_layer is not None
+        assert request.table is not None
+        request.on_layer(request.table, 0, num_tokens)
+
     def finish(self, request_id: str) -> None:
-        """The first token has been drawn: the blocks are the caller's from here on."""
+        """The first token has been drawn: the blocks are the caller's from here on, if it wants them."""
         request = self.submitted.pop(request_id)
+        if not request.retain:
+            assert request.table is not None
+            self.blocks.free(request.table)
         request.sink(Token(token_id=9, logprob=-0.5, position=3, finish="length", prompt_tokens_computed=3))
 
     def fail(self, request_id: str) -> None:
