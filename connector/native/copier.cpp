@@ -73,7 +73,7 @@ void Copier::carry_out(const Batch& batch, std::unique_lock<std::mutex>& lock) {
   lock.lock();
   --batch.peer->copying;
   end(batch, std::move(error));
-  idle_.notify_all();
+  finish_fence(batch.peer_id, *batch.peer);
 }
 
 void Copier::end(const Batch& batch, std::string error) {
@@ -82,34 +82,42 @@ void Copier::end(const Batch& batch, std::string error) {
 }
 
 void Copier::fence(int64_t peer) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  auto found = peers_.find(peer);
+  std::lock_guard<std::mutex> lock(mutex_);
+  start_fence(peer);
+}
+
+void Copier::start_fence(int64_t id) {
+  auto found = peers_.find(id);
   if (found == peers_.end()) return;
-  const std::shared_ptr<Peer> fenced = found->second;
-  fenced->fenced = true;
+  const std::shared_ptr<Peer> peer = std::move(found->second);
   peers_.erase(found);
+  peer->fenced = true;
   std::deque<Batch> kept;
   for (auto& batch : queue_) {
-    if (batch.peer_id == peer)
+    if (batch.peer_id == id)
       end(batch, "the peer was fenced");
     else
       kept.push_back(std::move(batch));
   }
   queue_.swap(kept);
-  idle_.wait(lock, [&] { return fenced->copying == 0; });
+  ++fencing_;
+  finish_fence(id, *peer);
+}
+
+void Copier::finish_fence(int64_t id, const Peer& peer) {
+  if (!peer.fenced || peer.copying > 0) return;
+  events_.push({EventKind::kFenced, id, -1, ""});
+  --fencing_;
+  idle_.notify_all();
 }
 
 void Copier::close() {
-  std::vector<int64_t> peers;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     if (closing_) return;
-    for (auto& entry : peers_) peers.push_back(entry.first);
-  }
-  for (int64_t peer : peers) fence(peer);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
     closing_ = true;
+    while (!peers_.empty()) start_fence(peers_.begin()->first);
+    idle_.wait(lock, [&] { return fencing_ == 0; });
     work_.notify_one();
   }
   thread_.join();

@@ -26,7 +26,7 @@ import numpy as np
 
 from connector._native import Copier, OutOfBounds
 from connector.errors import OutOfBoundsError, PeerLostError, UnreachableError
-from connector.transport.base import Completed, Event, Memory, Op, PeerDown, Runs
+from connector.transport.base import Completed, Event, Fenced, Memory, Op, PeerDown, Runs
 from connector.transport.host import HostIdentity, this_host
 from connector.transport.registration import refusal, why_unusable
 
@@ -138,6 +138,7 @@ class ShmTransport:
         weakref.finalize(self, self._copier.close)
         self._regions: list[Memory] = []
         self._peers: dict[int, _Peer] = {}
+        self._fencing: dict[int, _Peer] = {}
         self._poller = select.epoll()
         self._poller.register(self._copier.fileno(), select.EPOLLIN)
         self._by_pidfd: dict[int, int] = {}
@@ -232,11 +233,11 @@ class ShmTransport:
         known = self._peers.pop(peer, None)
         if known is None:
             return
-        self._copier.fence(peer)
         del self._by_pidfd[known.pidfd]
         if not known.down:
             self._poller.unregister(known.pidfd)
-        known.close()
+        self._fencing[peer] = known
+        self._copier.fence(peer)
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -244,6 +245,7 @@ class ShmTransport:
             return
         self._closed = True
         with contextlib.ExitStack() as every:
+            every.callback(self._unmap)
             every.callback(self._poller.close)
             every.callback(self._copier.close)
             for peer in list(self._peers):
@@ -254,10 +256,19 @@ class ShmTransport:
         for kind, peer, batch, text in self._copier.drain():
             if kind == "completed":
                 events.append(Completed(batch=batch, error=text or None))
+            elif kind == "fenced":
+                if known := self._fencing.pop(peer, None):
+                    known.close()
+                events.append(Fenced(peer=peer))
             elif peer in self._peers and not self._peers[peer].down:
                 self._mark_down(peer)
                 events.append(PeerDown(peer=peer, cause=text, gone=False))
         return events
+
+    def _unmap(self) -> None:
+        for peer in self._fencing.values():
+            peer.close()
+        self._fencing.clear()
 
     def _mark_down(self, peer: int) -> None:
         self._peers[peer].down = True

@@ -20,13 +20,12 @@ import msgspec
 
 from connector._native import OutOfBounds, UcpWorker, ucx_version
 from connector.errors import OutOfBoundsError, PeerLostError, RegistrationError, TransportError, UnreachableError
-from connector.transport.base import Completed, Event, Memory, Op, PeerDown, Runs
+from connector.transport.base import FENCE_TIMEOUT_S, Completed, Event, Fenced, Memory, Op, PeerDown, Runs
 from connector.transport.registration import pinning_advice, refusal, why_unusable
 from connector.transport.ucx_key import MARGIN, why_malformed
 from connector.transport.ucx_library import find_library
 
 CONFIG = (("RNDV_THRESH", "inf"),)
-FENCE_TIMEOUT_S = 10.0
 
 
 Address = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]
@@ -149,7 +148,7 @@ class UcxTransport:
     def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs, timeout_s: float) -> int:
         """See `Transport.post`."""
         if peer not in self._peers or peer in self._down:
-            raise PeerLostError(f"peer {peer} is {'down' if peer in self._down else 'fenced or unknown'}")
+            raise PeerLostError(f"peer {peer} is down, fenced or unknown; connect to it again")
         try:
             return self._worker.post(
                 peer, op == "write", local_region, remote_region, runs.local, runs.remote, runs.length, timeout_s
@@ -169,7 +168,13 @@ class UcxTransport:
         for kind, peer, batch, text in self._worker.drain():
             if kind == "completed":
                 events.append(Completed(batch=batch, error=text or None))
-            elif peer in self._peers:
+            elif peer not in self._peers:
+                continue  # it could not be connected to
+            elif kind == "fenced":
+                self._peers.discard(peer)
+                self._down.discard(peer)
+                events.append(Fenced(peer=peer))
+            else:
                 self._down.add(peer)
                 events.append(PeerDown(peer=peer, cause=text, gone=kind == "lost"))
         return events
@@ -178,13 +183,8 @@ class UcxTransport:
         """See `Transport.fence`."""
         if peer not in self._peers:
             return
-        self._down.add(peer)  # stays, if UCX does not let go
-        try:
-            self._worker.fence(peer, FENCE_TIMEOUT_S)
-        except RuntimeError as error:
-            raise TransportError(f"{self._owner}: {error}") from error
-        self._peers.discard(peer)
-        self._down.discard(peer)
+        self._down.add(peer)
+        self._worker.fence(peer)
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -192,5 +192,4 @@ class UcxTransport:
             self._worker.close(FENCE_TIMEOUT_S)
         except RuntimeError as error:
             raise TransportError(f"{self._owner}: {error}") from error
-        self._peers.clear()
-        self._down.clear()
+        self._down |= self._peers

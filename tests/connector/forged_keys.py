@@ -61,8 +61,7 @@ def attempt(near: Near, description: bytes) -> str:
     except PeerLostError:
         return "lost"
     finally:
-        near.transport.fence(peer)
-        near.collect()
+        near.fence(peer)
     assert bool((mine[:8192] == SENTINEL).all())
     assert bool((mine[8192 + 4096 :] == SENTINEL).all())
     if near.completed[batch] is not None:

@@ -153,7 +153,7 @@ def test_a_stopped_peer_is_down_when_a_batch_has_outlived_its_time(monkeypatch: 
         near.wait(down=[late])
         assert near.down[late].cause == f"batch {first} (a {op} of 1048576 bytes) was not over within 2.5 s"
         assert not near.down[late].gone
-        near.transport.fence(late)
+        near.fence(late)
         assert all(near.wait([first, second]))
         # What completed before its time passed, and what belongs to others, is none of this.
         assert near.wait([near.post(other, op, batch)]) == [None]
