@@ -6,6 +6,7 @@ It never touches its transport once it has described itself: what a peer does to
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -64,8 +65,9 @@ class Regions:
         self.arrays: list[npt.NDArray[np.uint8]] = []
         self.memories: list[Memory] = []
         for number, size in enumerate(SIZES):
-            fd = os.memfd_create("kvferry-test", os.MFD_CLOEXEC)
+            fd = os.memfd_create("kvferry-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             array = np.frombuffer(mmap.mmap(fd, size), dtype=np.uint8)
             array[:] = pattern(seed + number, size)
             self.arrays.append(array)
