@@ -16,17 +16,46 @@ namespace {
 constexpr int64_t kPieceBytes = 1 << 20;
 // Copied in about the time that it takes to wake a thread and to be woken by it, and in less than an event loop
 // notices.
-constexpr int64_t kAtOnceBytes = 256 << 10;
+constexpr int64_t kAtOnceBytes = 512 << 10;
+constexpr int64_t kShareBytes = 1 << 20;  // less is not worth another thread
+constexpr unsigned kMostThreads = 4;
 
 bool has_ended(int pidfd) {
   pollfd watched{pidfd, POLLIN, 0};
   return ::poll(&watched, 1, 0) > 0;
 }
 
+// The runs in `shares` parts of about as many bytes each; a run may be cut.
+std::vector<std::vector<Run>> divided(std::vector<Run> runs, int64_t bytes, int64_t shares) {
+  std::vector<std::vector<Run>> parts(static_cast<size_t>(shares));
+  if (shares == 1) {
+    parts[0] = std::move(runs);
+    return parts;
+  }
+  const int64_t most = (bytes + shares - 1) / shares;
+  size_t part = 0;
+  int64_t room = most;
+  for (Run run : runs) {
+    while (run.length > room) {
+      if (room > 0) parts[part].push_back({run.local, run.remote, room});
+      run = {run.local + room, run.remote + room, run.length - room};
+      ++part;
+      room = most;
+    }
+    parts[part].push_back(run);
+    room -= run.length;
+  }
+  return parts;
+}
+
 }  // namespace
 
-Copier::Copier(std::string name) : name_(std::move(name)), thread_([this] { run(); }) {
-  pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());
+Copier::Copier(std::string name) : name_(std::move(name)) {
+  const unsigned cores = std::clamp(std::thread::hardware_concurrency(), 1U, kMostThreads);
+  for (unsigned i = 0; i < cores; ++i) {
+    threads_.emplace_back([this] { run(); });
+    pthread_setname_np(threads_.back().native_handle(), name_.substr(0, 15).c_str());
+  }
 }
 
 Copier::~Copier() { close(); }
@@ -51,17 +80,22 @@ int64_t Copier::post(int64_t peer, bool write, char* local, char* remote, std::v
   const int64_t bytes = total_bytes(runs);
   std::unique_lock<std::mutex> lock(mutex_);
   const int64_t id = next_batch_;
-  Batch batch{id, peer, find(peer), write, local, remote, std::move(runs), timeout_s, deadline, bytes};
+  auto whole = std::make_shared<Whole>(Whole{1, bytes, ""});
+  Batch batch{id, peer, find(peer), write, local, remote, std::move(runs), timeout_s, deadline, std::move(whole)};
   ++next_batch_;
-  if (bytes <= kAtOnceBytes && batch.peer->out == 0) {
-    ++batch.peer->out;
+  ++batch.peer->out;
+  if (bytes <= kAtOnceBytes && batch.peer->out == 1) {
     carry_out(batch, lock);
     return id;
   }
-  ++batch.peer->out;
   earliest_ = std::min(earliest_, deadline);
-  queue_.push_back(std::move(batch));
-  work_.notify_one();
+  const int64_t shares = std::clamp<int64_t>(bytes / kShareBytes, 1, static_cast<int64_t>(threads_.size()));
+  batch.whole->left = shares;
+  for (std::vector<Run>& share : divided(std::move(batch.runs), bytes, shares)) {
+    queue_.push_back(batch);
+    queue_.back().runs = std::move(share);
+    work_.notify_one();
+  }
   return id;
 }
 
@@ -77,8 +111,11 @@ void Copier::carry_out(const Batch& batch, std::unique_lock<std::mutex>& lock) {
 }
 
 void Copier::end(const Batch& batch, std::string error) {
+  Whole& whole = *batch.whole;
+  if (whole.error.empty()) whole.error = std::move(error);
+  if (--whole.left > 0) return;
   --batch.peer->out;
-  events_.push({EventKind::kCompleted, batch.peer_id, batch.id, std::move(error)});
+  events_.push({EventKind::kCompleted, batch.peer_id, batch.id, std::move(whole.error)});
 }
 
 void Copier::fence(int64_t peer) {
@@ -118,9 +155,9 @@ void Copier::close() {
     closing_ = true;
     while (!peers_.empty()) start_fence(peers_.begin()->first);
     idle_.wait(lock, [&] { return fencing_ == 0; });
-    work_.notify_one();
+    work_.notify_all();
   }
-  thread_.join();
+  for (std::thread& thread : threads_) thread.join();
 }
 
 void Copier::run() {
@@ -154,14 +191,14 @@ bool Copier::is_late(const Batch& batch) {
 }
 
 std::string Copier::tell_late(const Batch& batch) {
-  std::string text = lateness(batch.id, batch.write, batch.bytes, batch.timeout_s);
+  std::string text = lateness(batch.id, batch.write, batch.whole->bytes, batch.timeout_s);
   if (!batch.peer->late && !batch.peer->fenced) events_.push({EventKind::kLate, batch.peer_id, -1, text});
   batch.peer->late = true;
   return text;
 }
 
 std::string Copier::copy(const Batch& batch) {
-  const bool streaming = batch.bytes >= kStreamingBatchBytes;
+  const bool streaming = batch.whole->bytes >= kStreamingBatchBytes;
   int64_t unchecked = kPieceBytes;
   for (const Run& run : batch.runs) {
     for (int64_t done = 0; done < run.length; done += kPieceBytes) {

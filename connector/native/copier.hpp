@@ -1,5 +1,6 @@
 // Copies between this process's pool and mapped pools of peers on the same host: small batches at once on the thread
-// that posts them, which saves two switches of threads, and all others on one native thread.
+// that posts them, which saves two switches of threads, and all others on a few native threads, which share large ones:
+// one core copies no more than a part of what the memory can move.
 //
 // A copy cannot fail and cannot be recalled, but it can be stopped between two pieces: `fence` raises the peer's flag
 // and drops what is queued; the event follows the piece that is being copied.
@@ -50,6 +51,13 @@ class Copier {
     int64_t out = 0;      // batches that have no event yet
     int64_t copying = 0;  // those of them that are being copied
   };
+  // What the shares of one batch have in common.
+  struct Whole {
+    int64_t left;  // shares that are not over
+    int64_t bytes;
+    std::string error;
+  };
+  // A batch, or a share of one.
   struct Batch {
     int64_t id;
     int64_t peer_id;
@@ -60,12 +68,13 @@ class Copier {
     std::vector<Run> runs;
     double timeout_s;
     Clock::time_point deadline;
-    int64_t bytes;
+    std::shared_ptr<Whole> whole;
   };
 
   void run();
   // Copies, and pushes the batch's event; the lock is released meanwhile.
   void carry_out(const Batch& batch, std::unique_lock<std::mutex>& lock);
+  // A share is over; with the last one the batch is, and has its event.
   void end(const Batch& batch, std::string error);
   void start_fence(int64_t id);
   void finish_fence(int64_t id, const Peer& peer);
@@ -87,7 +96,7 @@ class Copier {
   int64_t next_peer_ = 0;
   int64_t next_batch_ = 0;
   bool closing_ = false;
-  std::thread thread_;
+  std::vector<std::thread> threads_;
 };
 
 // Copies on the calling thread; the baseline that transports are measured against.
