@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -14,11 +15,15 @@ namespace {
 
 // Small enough that a fence waits for well under a millisecond, large enough to cost nothing.
 constexpr int64_t kPieceBytes = 1 << 20;
-// Copied in about the time that it takes to wake a thread and to be woken by it, and in less than an event loop
-// notices.
-constexpr int64_t kAtOnceBytes = 512 << 10;
+// Measured: up to here the copy takes less time than waking a thread, being woken by it, and the copy there. It keeps
+// an event loop for a quarter of a millisecond at most.
+constexpr int64_t kAtOnceBytes = 2 << 20;
 constexpr int64_t kShareBytes = 1 << 20;  // less is not worth another thread
 constexpr unsigned kMostThreads = 4;
+constexpr int64_t kTouchBytes = 2 << 20;
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // since Linux 5.14
+#endif
 
 bool has_ended(int pidfd) {
   pollfd watched{pidfd, POLLIN, 0};
@@ -60,11 +65,13 @@ Copier::Copier(std::string name) : name_(std::move(name)) {
 
 Copier::~Copier() { close(); }
 
-int64_t Copier::add_peer(int pidfd) {
+int64_t Copier::add_peer(int pidfd, std::vector<std::pair<char*, int64_t>> mapped) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto peer = std::make_shared<Peer>();
   peer->pidfd = pidfd;
+  peer->untouched = std::move(mapped);
   peers_[next_peer_] = std::move(peer);
+  work_.notify_one();
   return next_peer_++;
 }
 
@@ -163,12 +170,38 @@ void Copier::close() {
 void Copier::run() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    work_.wait(lock, [&] { return closing_ || !queue_.empty(); });
     if (closing_) return;
+    if (queue_.empty()) {
+      if (!touch_some(lock)) work_.wait(lock);
+      continue;
+    }
     Batch batch = std::move(queue_.front());
     queue_.pop_front();
     carry_out(batch, lock);
   }
+}
+
+bool Copier::touch_some(std::unique_lock<std::mutex>& lock) {
+  for (auto& [id, found] : peers_) {
+    if (found->untouched.empty()) continue;
+    const int64_t peer_id = id;
+    const std::shared_ptr<Peer> peer = found;
+    auto& [address, left] = peer->untouched.back();
+    char* const start = address;
+    const int64_t bytes = std::min(left, kTouchBytes);
+    address += bytes;
+    left -= bytes;
+    if (left == 0) peer->untouched.pop_back();
+    ++peer->copying;
+    lock.unlock();
+    const bool touched = ::madvise(start, static_cast<size_t>(bytes), MADV_POPULATE_READ) == 0;
+    lock.lock();
+    if (!touched) peer->untouched.clear();  // an older kernel, or no memory: then pages are touched when they are used
+    --peer->copying;
+    finish_fence(peer_id, *peer);
+    return true;
+  }
+  return false;
 }
 
 bool Copier::is_late(const Batch& batch) {

@@ -31,8 +31,10 @@ class Copier {
   explicit Copier(std::string name);
   ~Copier();
 
-  // `pidfd` is the peer's process; it stays the caller's, and has to stay open until the peer is fenced.
-  int64_t add_peer(int pidfd);
+  // `pidfd` is the peer's process; it stays the caller's, and has to stay open until the peer is fenced, as its mapped
+  // memory has to stay mapped. What is mapped is also touched, when there is nothing else to do: the first use of a
+  // page would otherwise cost more than its copy.
+  int64_t add_peer(int pidfd, std::vector<std::pair<char*, int64_t>> mapped);
   // Bytes move from `remote` to `local`, or the other way round for a write. Completes with an error when the peer's
   // process has ended, the peer is fenced, or `timeout_s` passes before the last byte has moved.
   int64_t post(int64_t peer, bool write, char* local, char* remote, std::vector<Run> runs, double timeout_s);
@@ -46,6 +48,7 @@ class Copier {
  private:
   struct Peer {
     int pidfd;
+    std::vector<std::pair<char*, int64_t>> untouched{};  // (address, bytes)
     std::atomic<bool> fenced{false};
     bool late = false;
     int64_t out = 0;      // batches that have no event yet
@@ -72,6 +75,8 @@ class Copier {
   };
 
   void run();
+  // Touches some memory that has not been; false when there is none.
+  bool touch_some(std::unique_lock<std::mutex>& lock);
   // Copies, and pushes the batch's event; the lock is released meanwhile.
   void carry_out(const Batch& batch, std::unique_lock<std::mutex>& lock);
   // A share is over; with the last one the batch is, and has its event.
