@@ -22,7 +22,7 @@ NATIVE := $(wildcard CMakeLists.txt connector/native/* connector/native/*/*)
 GENERATE = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto $(PROTOS)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-rdma check bench bench-peers generate build model clean
+.PHONY: help serve test test-rdma check check-model bench bench-peers generate build model clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -66,6 +66,9 @@ bench-peers: build  ## install NIXL and Mooncake, to be measured against
 	  { echo "Mooncake needs libibverbs and libnuma; on Debian and Ubuntu: apt-get install libibverbs1 libnuma1"; exit 1; }
 	@for module in nixl_cu12 mooncake.engine; do $(BIN)/python -c "import $$module" || exit 1; done
 	@echo "NIXL and Mooncake are installed; 'make bench' measures them too"
+
+check-model:  ## explore every state of the protocol's models with spin
+	docs/protocol/check
 
 generate: build  ## regenerate rpc/v1 from proto/
 	rm -f rpc/v1/*_pb2*.py rpc/v1/*_pb2*.pyi
