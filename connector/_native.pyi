@@ -7,10 +7,11 @@ import numpy.typing as npt
 
 from connector.transport.base import Offsets
 
-Happened = tuple[Literal["completed", "lost", "late"], int, int, str]
+Happened = tuple[Literal["completed", "lost", "late", "fenced"], int, int, str]
 """(kind, peer, batch or -1, text): "completed": a batch is terminal, the text is its error, empty when all of it
 succeeded; "lost": the peer cannot be reached any more, and why; "late": the peer has missed a batch's deadline, and
-which. Of the last two a peer has at most one, once."""
+which; of these two a peer has at most one, once; "fenced": no operation of the peer touches memory any more, and this
+is the last that is said of it."""
 
 class OutOfBounds(ValueError):
     """A run leaves its region; nothing was posted."""
@@ -61,9 +62,11 @@ class Copier:
         timeout that is not positive."""
 
     def fence(self, peer: int) -> None:
-        """Nothing of this peer is being copied when this returns, and each of its batches has its event."""
+        """Stop copying; "fenced" follows soon. Unknown and fenced peers are left alone."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Fence every peer, and wait for it."""
+
     def fileno(self) -> int:
         """Readable while `drain` has something to return."""
 
@@ -102,10 +105,49 @@ class UcpWorker:
         """Start a batch. Raises `OutOfBounds`; `RuntimeError` for a peer that is down, fenced or unknown; `ValueError`
         for a timeout that is not positive."""
 
-    def fence(self, peer: int, timeout_s: float) -> None:
-        """Close the endpoint by force; every operation of it is terminal when this returns. `RuntimeError` if not."""
+    def fence(self, peer: int) -> None:
+        """Close the endpoint by force; "fenced" follows when UCX has let go. Unknown and fenced peers are left as they
+        are."""
 
-    def close(self, timeout_s: float) -> None: ...
+    def close(self, timeout_s: float) -> None:
+        """Fence every peer, and wait for it. `RuntimeError` if UCX does not let go in time."""
+
+    def fileno(self) -> int:
+        """Readable while `drain` has something to return."""
+
+    def drain(self) -> list[Happened]:
+        """What has happened since the last call."""
+
+class TcpEngine:
+    """Data connections over TCP, served and used, on one native thread that sleeps while nothing happens."""
+
+    def __init__(self, name: str, listener: int, secret: bytes) -> None:
+        """Owns `listener`, a listening socket; `secret` (32 bytes) lets initiators in."""
+
+    def register_memory(self, address: int, length: int) -> int: ...
+    def add_peer(self, fd: int, secret: bytes, region_bytes: list[int], timeout_s: float) -> int:
+        """Owns `fd`, a socket that is connected or about to be. `RuntimeError` when this engine is closed."""
+
+    def post(
+        self,
+        peer: int,
+        write: bool,
+        local_region: int,
+        remote_region: int,
+        local: Offsets,
+        remote: Offsets,
+        length: Offsets,
+        timeout_s: float,
+    ) -> int:
+        """Start a batch. Raises `OutOfBounds`; `RuntimeError` for a peer that is down, fenced or unknown; `ValueError`
+        for a timeout that is not positive."""
+
+    def fence(self, peer: int) -> None:
+        """Close the connection; "fenced" has followed when it returns. Unknown and fenced peers are left alone."""
+
+    def close(self) -> None:
+        """Fence every peer, close every connection and the listener."""
+
     def fileno(self) -> int:
         """Readable while `drain` has something to return."""
 

@@ -65,8 +65,8 @@ class Consumers:
         if known is not None and known.connection is not None:
             known.connection.say(frame)
 
-    def fenced(self, peer: PeerKey) -> None:
-        """Its data connection is gone; the next WRITE makes a new one."""
+    def lost(self, peer: PeerKey) -> None:
+        """Its data connection is of no use any more; the next WRITE makes a new one."""
         for consumer, known in list(self._known.items()):
             if known.data_peer == peer:
                 known.data_peer = None

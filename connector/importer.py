@@ -162,7 +162,8 @@ class Importer:
     def gone(self, peer: PeerKey, cause: str) -> None:
         """The process behind this data connection has ended, whatever the transport says."""
         self._carry_out(self._sink.peer_down(peer, cause, self._clock(), gone=True))
-        self._carry_out(self._sink.fenced(peer, cause, self._clock()))
+        if not self._lanes.may_touch(peer):  # otherwise its fence is still to be told of
+            self._carry_out(self._sink.fenced(peer, cause, self._clock()))
 
     def cancel(self, transfer_id: str) -> None:
         """Nobody wants this import any more; its blocks stay its own until it has settled."""

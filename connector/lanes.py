@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, assert_never
 
 from connector.choice import choose
+from connector.errors import TransportError
 from connector.imports import BatchKey, PeerKey
 from connector.plan import PlannedBatch
-from connector.transport.base import Completed, Op, PeerDown, Transport
+from connector.transport.base import FENCE_TIMEOUT_S, Completed, Fenced, Op, PeerDown, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,15 @@ class Watcher(Protocol):
         """No operation that this worker has posted to that peer touches memory any more."""
 
 
+class _Fence:
+    """A peer that is being fenced."""
+
+    def __init__(self, cause: str, overdue: asyncio.TimerHandle) -> None:
+        self.cause = cause
+        self.overdue = overdue
+        self.over = asyncio.Event()
+
+
 class Lanes:
     """See the module. A peer that has not served a batch within `timeout_s` is down. `on_fault` is told of a transport
     that breaks, or of a mistake of this worker."""
@@ -48,6 +58,7 @@ class Lanes:
         self._watchers: list[Watcher] = []
         self._posters: dict[BatchKey, Watcher] = {}
         self._peers: set[PeerKey] = set()
+        self._fencing: dict[PeerKey, _Fence] = {}
         self._broken: set[str] = set()
 
     def start(self, *watchers: Watcher) -> None:
@@ -65,9 +76,14 @@ class Lanes:
         """
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as every:
+            for fence in self._fencing.values():
+                fence.overdue.cancel()
+                fence.over.set()
             for transport in self.transports.values():
                 loop.remove_reader(transport.fileno())
                 every.callback(transport.close)
+        self._peers.clear()
+        self._fencing.clear()
 
     def connect(self, offered: Mapping[str, bytes], peer: str) -> PeerKey:
         """Connect to a peer by the first transport that reaches it. `offered` are its descriptions.
@@ -93,15 +109,35 @@ class Lanes:
         return name, posted
 
     def fence(self, peer: PeerKey, cause: str) -> None:
-        """Tear the connection to a peer down by force; everyone is told, once, when that has been done."""
+        """Begin to tear the connection to a peer down by force; everyone is told, once, when that has been done. If it
+        takes too long, that is a fault."""
         if peer not in self._peers:
             return
         self._peers.discard(peer)
+        overdue = asyncio.get_running_loop().call_later(FENCE_TIMEOUT_S, self._not_fenced, peer)
+        self._fencing[peer] = _Fence(cause, overdue)
         name, number = peer
         self.transports[name].fence(number)
-        self._poll(name)
-        for watcher in self._watchers:
-            watcher.fenced(peer, cause)
+
+    def may_touch(self, peer: PeerKey) -> bool:
+        """Whether operations posted to that peer may touch memory: it is connected, or its fence has not ended."""
+        return peer in self._peers or peer in self._fencing
+
+    async def fenced(self, peer: PeerKey) -> None:
+        """Wait until the fence of this peer, if one has begun, has ended; or has taken too long, which is a fault."""
+        if fence := self._fencing.get(peer):
+            await fence.over.wait()
+
+    def _not_fenced(self, peer: PeerKey) -> None:
+        name, number = peer
+        fence = self._fencing[peer]
+        fence.over.set()
+        self._on_fault(
+            TransportError(
+                f"{name} has not let go of peer {number} within {FENCE_TIMEOUT_S:g} s of tearing its connection down "
+                f"by force ({fence.cause}); nothing can be said of the memory, so this process must end"
+            )
+        )
 
     def _poll(self, name: str) -> None:
         if name in self._broken:
@@ -124,5 +160,11 @@ class Lanes:
                     for watcher in self._watchers:
                         watcher.peer_down((name, peer), cause, gone)
                     self.fence((name, peer), cause)
+                case Fenced(peer=peer):
+                    fence = self._fencing.pop((name, peer))
+                    fence.overdue.cancel()
+                    for watcher in self._watchers:
+                        watcher.fenced((name, peer), fence.cause)
+                    fence.over.set()
                 case _:
                     assert_never(event)

@@ -168,7 +168,10 @@ class Link:
         if writes and self._connection is not None:
             await asyncio.wait(writes, timeout=self._answer_s)
         if all(write.done() for write in writes):
+            data_peer = self._data_peer
             self._fence("the link was closed")
+            if data_peer is not None:
+                await self._lanes.fenced(data_peer)
         else:  # still connected, the transport will tell when its process has ended
             logger.warning(
                 "%s may still write: %d imports keep their blocks until it has ended", self.peer, len(writes)

@@ -131,11 +131,12 @@ class Pusher:
 
     def peer_down(self, peer: PeerKey, cause: str, gone: bool) -> None:
         """See `connector.lanes.Watcher`."""
+        self._consumers.lost(peer)
         self._carry_out(self._table.peer_down(peer, cause, self._clock()))
 
     def fenced(self, peer: PeerKey, cause: str) -> None:
         """See `connector.lanes.Watcher`."""
-        self._consumers.fenced(peer)
+        self._consumers.lost(peer)
         self._carry_out(self._table.fenced(peer, cause, self._clock()))
 
     def _plan(self, write: _Write, blocks: Mapping[str, Sequence[int]]) -> WritePlanner:

@@ -83,7 +83,7 @@ class TransportContender:
         while self._ready.poll(DEADLINE_S * 1e3):
             for event in self._transport.poll():
                 if not isinstance(event, Completed):
-                    raise BenchError(f"the target was lost: {event.cause}")
+                    raise BenchError(f"the target was lost: {event}")
                 if event.error is not None:
                     raise BenchError(f"an operation failed: {event.error}")
                 if event.batch == batch:

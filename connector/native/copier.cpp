@@ -6,12 +6,17 @@
 #include <algorithm>
 #include <cstring>
 
+#include "stream.hpp"
+
 namespace kvferry {
 
 namespace {
 
 // Small enough that a fence waits for well under a millisecond, large enough to cost nothing.
 constexpr int64_t kPieceBytes = 1 << 20;
+// Copied in about the time that it takes to wake a thread and to be woken by it, and in less than an event loop
+// notices.
+constexpr int64_t kAtOnceBytes = 256 << 10;
 
 bool has_ended(int pidfd) {
   pollfd watched{pidfd, POLLIN, 0};
@@ -43,41 +48,76 @@ std::shared_ptr<Copier::Peer> Copier::find(int64_t peer) {
 
 int64_t Copier::post(int64_t peer, bool write, char* local, char* remote, std::vector<Run> runs, double timeout_s) {
   const auto deadline = after(timeout_s);
-  std::lock_guard<std::mutex> lock(mutex_);
-  queue_.push_back({next_batch_, peer, find(peer), write, local, remote, std::move(runs), timeout_s, deadline});
+  const int64_t bytes = total_bytes(runs);
+  std::unique_lock<std::mutex> lock(mutex_);
+  const int64_t id = next_batch_;
+  Batch batch{id, peer, find(peer), write, local, remote, std::move(runs), timeout_s, deadline, bytes};
+  ++next_batch_;
+  if (bytes <= kAtOnceBytes && batch.peer->out == 0) {
+    ++batch.peer->out;
+    carry_out(batch, lock);
+    return id;
+  }
+  ++batch.peer->out;
   earliest_ = std::min(earliest_, deadline);
+  queue_.push_back(std::move(batch));
   work_.notify_one();
-  return next_batch_++;
+  return id;
+}
+
+void Copier::carry_out(const Batch& batch, std::unique_lock<std::mutex>& lock) {
+  ++batch.peer->copying;
+  lock.unlock();
+  std::string error = copy(batch);
+  end_streaming();
+  lock.lock();
+  --batch.peer->copying;
+  end(batch, std::move(error));
+  finish_fence(batch.peer_id, *batch.peer);
+}
+
+void Copier::end(const Batch& batch, std::string error) {
+  --batch.peer->out;
+  events_.push({EventKind::kCompleted, batch.peer_id, batch.id, std::move(error)});
 }
 
 void Copier::fence(int64_t peer) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  auto found = peers_.find(peer);
+  std::lock_guard<std::mutex> lock(mutex_);
+  start_fence(peer);
+}
+
+void Copier::start_fence(int64_t id) {
+  auto found = peers_.find(id);
   if (found == peers_.end()) return;
-  found->second->fenced = true;
+  const std::shared_ptr<Peer> peer = std::move(found->second);
   peers_.erase(found);
+  peer->fenced = true;
   std::deque<Batch> kept;
   for (auto& batch : queue_) {
-    if (batch.peer_id == peer)
-      events_.push({EventKind::kCompleted, peer, batch.id, "the peer was fenced"});
+    if (batch.peer_id == id)
+      end(batch, "the peer was fenced");
     else
       kept.push_back(std::move(batch));
   }
   queue_.swap(kept);
-  idle_.wait(lock, [&] { return copying_for_ != peer; });
+  ++fencing_;
+  finish_fence(id, *peer);
+}
+
+void Copier::finish_fence(int64_t id, const Peer& peer) {
+  if (!peer.fenced || peer.copying > 0) return;
+  events_.push({EventKind::kFenced, id, -1, ""});
+  --fencing_;
+  idle_.notify_all();
 }
 
 void Copier::close() {
-  std::vector<int64_t> peers;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     if (closing_) return;
-    for (auto& entry : peers_) peers.push_back(entry.first);
-  }
-  for (int64_t peer : peers) fence(peer);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
     closing_ = true;
+    while (!peers_.empty()) start_fence(peers_.begin()->first);
+    idle_.wait(lock, [&] { return fencing_ == 0; });
     work_.notify_one();
   }
   thread_.join();
@@ -90,13 +130,7 @@ void Copier::run() {
     if (closing_) return;
     Batch batch = std::move(queue_.front());
     queue_.pop_front();
-    copying_for_ = batch.peer_id;
-    lock.unlock();
-    std::string error = copy(batch);
-    lock.lock();
-    events_.push({EventKind::kCompleted, batch.peer_id, batch.id, std::move(error)});
-    copying_for_ = -1;
-    idle_.notify_all();
+    carry_out(batch, lock);
   }
 }
 
@@ -108,7 +142,7 @@ bool Copier::is_late(const Batch& batch) {
     std::deque<Batch> kept;
     for (auto& queued : queue_) {
       if (now >= queued.deadline) {
-        events_.push({EventKind::kCompleted, queued.peer_id, queued.id, tell_late(queued)});
+        end(queued, tell_late(queued));
         continue;
       }
       earliest_ = std::min(earliest_, queued.deadline);
@@ -120,13 +154,14 @@ bool Copier::is_late(const Batch& batch) {
 }
 
 std::string Copier::tell_late(const Batch& batch) {
-  std::string text = lateness(batch.id, batch.write, total_bytes(batch.runs), batch.timeout_s);
+  std::string text = lateness(batch.id, batch.write, batch.bytes, batch.timeout_s);
   if (!batch.peer->late && !batch.peer->fenced) events_.push({EventKind::kLate, batch.peer_id, -1, text});
   batch.peer->late = true;
   return text;
 }
 
 std::string Copier::copy(const Batch& batch) {
+  const bool streaming = batch.bytes >= kStreamingBatchBytes;
   int64_t unchecked = kPieceBytes;
   for (const Run& run : batch.runs) {
     for (int64_t done = 0; done < run.length; done += kPieceBytes) {
@@ -142,10 +177,12 @@ std::string Copier::copy(const Batch& batch) {
       unchecked += bytes;
       char* local = batch.local + run.local + done;
       char* remote = batch.remote + run.remote + done;
-      if (batch.write)
-        std::memcpy(remote, local, static_cast<size_t>(bytes));
+      char* to = batch.write ? remote : local;
+      const char* from = batch.write ? local : remote;
+      if (streaming && run.length >= kStreamingRunBytes)
+        copy_streaming(to, from, static_cast<size_t>(bytes));
       else
-        std::memcpy(local, remote, static_cast<size_t>(bytes));
+        std::memcpy(to, from, static_cast<size_t>(bytes));
     }
   }
   // The mapping outlives the process, so the copy itself never notices. A peer that has ended cannot have held its

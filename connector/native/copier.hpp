@@ -1,7 +1,8 @@
-// Copies between this process's pool and mapped pools of peers on the same host, on one native thread.
+// Copies between this process's pool and mapped pools of peers on the same host: small batches at once on the thread
+// that posts them, which saves two switches of threads, and all others on one native thread.
 //
-// A copy cannot fail and cannot be recalled, but it can be stopped between two pieces: `fence` raises the peer's flag,
-// drops what is queued, and waits for the piece being copied.
+// A copy cannot fail and cannot be recalled, but it can be stopped between two pieces: `fence` raises the peer's flag
+// and drops what is queued; the event follows the piece that is being copied.
 //
 // Every batch has a deadline, looked at before each piece. It passes when this host is starved, or when another peer's
 // copies are in the way; then the batch ends with an error, and its peer is told of as late, once.
@@ -34,8 +35,10 @@ class Copier {
   // Bytes move from `remote` to `local`, or the other way round for a write. Completes with an error when the peer's
   // process has ended, the peer is fenced, or `timeout_s` passes before the last byte has moved.
   int64_t post(int64_t peer, bool write, char* local, char* remote, std::vector<Run> runs, double timeout_s);
-  // When it returns nothing of this peer is being copied, and each of its batches has its event.
+  // Nothing more is copied of this peer from the event that says so, which follows soon, and comes after the events of
+  // its batches. Unknown and fenced peers are left alone.
   void fence(int64_t peer);
+  // Fences every peer, and waits for it.
   void close();
   EventQueue& events() { return events_; }
 
@@ -44,6 +47,8 @@ class Copier {
     int pidfd;
     std::atomic<bool> fenced{false};
     bool late = false;
+    int64_t out = 0;      // batches that have no event yet
+    int64_t copying = 0;  // those of them that are being copied
   };
   struct Batch {
     int64_t id;
@@ -55,9 +60,15 @@ class Copier {
     std::vector<Run> runs;
     double timeout_s;
     Clock::time_point deadline;
+    int64_t bytes;
   };
 
   void run();
+  // Copies, and pushes the batch's event; the lock is released meanwhile.
+  void carry_out(const Batch& batch, std::unique_lock<std::mutex>& lock);
+  void end(const Batch& batch, std::string error);
+  void start_fence(int64_t id);
+  void finish_fence(int64_t id, const Peer& peer);
   std::string copy(const Batch& batch);
   // Whether the batch is late, or, as a side effect, which queued ones are.
   bool is_late(const Batch& batch);
@@ -71,8 +82,8 @@ class Copier {
   std::condition_variable idle_;
   std::unordered_map<int64_t, std::shared_ptr<Peer>> peers_;
   std::deque<Batch> queue_;
+  int64_t fencing_ = 0;                                    // peers whose fence waits for a piece
   Clock::time_point earliest_ = Clock::time_point::max();  // no queued batch is late before this
-  int64_t copying_for_ = -1;
   int64_t next_peer_ = 0;
   int64_t next_batch_ = 0;
   bool closing_ = false;

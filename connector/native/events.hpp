@@ -15,6 +15,7 @@ enum class EventKind {
   kCompleted,  // a batch is terminal; `text` is its error, empty when all of it succeeded
   kLost,       // a peer cannot be reached any more; `text` says why
   kLate,       // a peer has not served a batch in time; `text` names it
+  kFenced,     // no operation of a peer touches memory any more, and each of its batches has had its event
 };
 
 struct Event {

@@ -39,6 +39,8 @@ const char* name_of(EventKind kind) {
       return "lost";
     case EventKind::kLate:
       return "late";
+    case EventKind::kFenced:
+      return "fenced";
   }
   throw std::logic_error("an event of no kind");
 }
@@ -192,7 +194,7 @@ NB_MODULE(_native, m) {
       .def("connect", &connect_ucp, nb::arg("address"), nb::arg("regions"))
       .def("post", &post_ucp, nb::arg("peer"), nb::arg("write"), nb::arg("local_region"), nb::arg("remote_region"),
            nb::arg("local"), nb::arg("remote"), nb::arg("length"), nb::arg("timeout_s"))
-      .def("fence", &UcpWorker::fence, nb::arg("peer"), nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
+      .def("fence", &UcpWorker::fence, nb::arg("peer"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &UcpWorker::close, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
       .def("fileno", [](UcpWorker& worker) { return worker.events().fileno(); })
       .def("drain", [](UcpWorker& worker) { return drained(worker.events()); });

@@ -204,6 +204,7 @@ void TcpInitiator::end(int64_t id, Going going) {
 void TcpInitiator::end(int64_t id, EventKind kind, const std::string& cause) {
   const bool told = peers_.at(id)->late;
   close(id, cause);
+  lost_.insert(id);
   if (!told) events_.push({kind, id, -1, cause});
 }
 
@@ -220,7 +221,11 @@ void TcpInitiator::close(int64_t id, const std::string& error) {
 }
 
 void TcpInitiator::fence(int64_t id) {
-  if (peers_.count(id) > 0) close(id, "the peer was fenced");
+  if (peers_.count(id) > 0)
+    close(id, "the peer was fenced");
+  else if (lost_.erase(id) == 0)
+    return;
+  events_.push({EventKind::kFenced, id, -1, ""});
 }
 
 void TcpInitiator::close() {

@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,8 @@ class TcpInitiator {
   // `runs` lie within `local` and the peer's region; the peer is one that `region_bytes` knows.
   int64_t post(int64_t peer, bool write, char* local, int64_t region, const std::vector<Run>& runs, double timeout_s);
   void serve(int64_t peer, uint32_t events);
-  // Closes the connection. Its batches end with an error; nothing of it touches memory any more.
+  // Closes the connection. Its batches end with an error; nothing of it touches memory any more, and an event says so.
+  // Unknown and fenced peers are left alone.
   void fence(int64_t peer);
   void lose(int64_t peer, const std::string& cause);
   void close();
@@ -85,7 +87,8 @@ class TcpInitiator {
 
   Poller& poller_;
   EventQueue& events_;
-  std::map<int64_t, std::unique_ptr<Peer>> peers_;         // those that are down are gone from it
+  std::map<int64_t, std::unique_ptr<Peer>> peers_;
+  std::set<int64_t> lost_;                                 // peers whose connection has ended, not fenced yet
   Clock::time_point earliest_ = Clock::time_point::max();  // nothing is late before this
   int64_t next_peer_ = 0;
   int64_t next_batch_ = 0;

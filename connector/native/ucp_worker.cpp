@@ -20,7 +20,8 @@ constexpr int kSleepMs = 1000;
 // Enough for a short transfer to end. With some transports progressing is copying: a post must not copy a large one.
 constexpr auto kProgressInPost = std::chrono::microseconds(20);
 constexpr int kProgressBeforeYield = 256;
-constexpr double kUnpackFenceS = 10.0;
+// UCX need not wake anyone for what it does in small steps while it closes an endpoint.
+constexpr int kSleepWhileFencingMs = 1;
 
 }  // namespace
 
@@ -123,36 +124,29 @@ std::string UcpWorker::packed_key(int64_t index) {
 }
 
 int64_t UcpWorker::connect(const std::string& address, const std::vector<RemoteRegion>& regions) {
-  ucs_status_t status = UCS_OK;
-  int64_t id;
-  {
-    const auto lock = turn();
-    expect_open();
-    id = next_peer_++;  // never used again, also when this fails: events may name it
-    auto created = std::make_unique<Peer>();
-    Peer& peer = *created;
-    peer.worker = this;
-    peer.id = id;
-    ucp_ep_params_t params{};
-    params.field_mask =
-        UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-    params.err_handler.cb = on_endpoint_error;
-    params.err_handler.arg = &peer;
-    check(api_.ucp_ep_create(worker_, &params, &peer.endpoint), "connecting");
-    peers_[id] = std::move(created);
-    for (const RemoteRegion& remote : regions) {
-      ucp_rkey_h key;
-      status = api_.ucp_ep_rkey_unpack(peer.endpoint, remote.key.data(), &key);
-      if (status != UCS_OK) break;
-      peer.regions.emplace_back(remote, key);
-    }
-    wake();
-  }
-  if (status != UCS_OK) {
-    fence(id, kUnpackFenceS);
+  const auto lock = turn();
+  expect_open();
+  const int64_t id = next_peer_++;  // never used again, also when this fails: events may name it
+  auto created = std::make_unique<Peer>();
+  Peer& peer = *created;
+  peer.worker = this;
+  peer.id = id;
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = on_endpoint_error;
+  params.err_handler.arg = &peer;
+  check(api_.ucp_ep_create(worker_, &params, &peer.endpoint), "connecting");
+  peers_[id] = std::move(created);
+  wake();
+  for (const RemoteRegion& remote : regions) {
+    ucp_rkey_h key;
+    const ucs_status_t status = api_.ucp_ep_rkey_unpack(peer.endpoint, remote.key.data(), &key);
+    if (status != UCS_OK) start_fence(peer);
     check(status, "unpacking the peer's remote key");
+    peer.regions.emplace_back(remote, key);
   }
   return id;
 }
@@ -266,39 +260,42 @@ void UcpWorker::tell_of_late_batches() {
   }
 }
 
-void UcpWorker::fence(int64_t peer_id, double timeout_s) {
-  const auto deadline = after(timeout_s);
-  while (true) {
-    {
-      const auto lock = turn();
-      auto found = peers_.find(peer_id);
-      if (found == peers_.end()) return;
-      Peer& peer = *found->second;
-      if (let_go(peer)) {
-        for (auto& entry : peer.regions) api_.ucp_rkey_destroy(entry.second);
-        peers_.erase(found);
-        wake();
-        return;
-      }
-      // UCX may still call back with this peer and write into our memory: both must stay.
-      if (Clock::now() >= deadline)
-        throw std::runtime_error("UCX " + api_.version + " has not let go of peer " + std::to_string(peer_id) +
-                                 " after its endpoint was closed by force (" + std::to_string(peer.batches) +
-                                 " batches in flight); this process must end");
-    }
-    sched_yield();
-  }
+void UcpWorker::fence(int64_t peer) {
+  const auto lock = turn();
+  auto found = peers_.find(peer);
+  if (found == peers_.end()) return;
+  start_fence(*found->second);
+  wake();
 }
 
-bool UcpWorker::let_go(Peer& peer) {
-  if (!peer.fenced) {
-    peer.fenced = true;
-    ucp_request_param_t params{};
-    params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-    params.flags = UCP_EP_CLOSE_FLAG_FORCE;
-    peer.closing = api_.ucp_ep_close_nbx(peer.endpoint, &params);
+void UcpWorker::start_fence(Peer& peer) {
+  if (peer.fenced) return;
+  peer.fenced = true;
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  params.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  peer.closing = api_.ucp_ep_close_nbx(peer.endpoint, &params);
+  fencing_.push_back(peer.id);
+}
+
+void UcpWorker::finish_fences() {
+  std::vector<int64_t> still;
+  for (int64_t id : fencing_) {
+    // Until it has let go UCX may call back with this peer and write into our memory: both must stay.
+    Peer& peer = *peers_.at(id);
+    if (!has_let_go(peer)) {
+      still.push_back(id);
+      continue;
+    }
+    for (auto& entry : peer.regions) api_.ucp_rkey_destroy(entry.second);
+    peers_.erase(id);
+    events_.push({EventKind::kFenced, id, -1, ""});
   }
-  (void)progress_some();
+  if (fencing_.size() != still.size()) fences_ended_.notify_all();
+  fencing_.swap(still);
+}
+
+bool UcpWorker::has_let_go(Peer& peer) const {
   if (UCS_PTR_IS_PTR(peer.closing)) {
     if (api_.ucp_request_check_status(peer.closing) == UCS_INPROGRESS) return false;
     api_.ucp_request_free(peer.closing);
@@ -308,15 +305,14 @@ bool UcpWorker::let_go(Peer& peer) {
 }
 
 void UcpWorker::close(double timeout_s) {
-  std::vector<int64_t> peers;
   {
-    const auto lock = turn();
+    auto lock = turn();
     if (closed_) return;
-    for (auto& entry : peers_) peers.push_back(entry.first);
-  }
-  for (int64_t peer : peers) fence(peer, timeout_s);
-  {
-    const auto lock = turn();
+    for (auto& entry : peers_) start_fence(*entry.second);
+    wake();
+    if (!fences_ended_.wait_until(lock, after(timeout_s), [this] { return peers_.empty(); }))
+      throw std::runtime_error("UCX " + api_.version + " has not let go of " + std::to_string(peers_.size()) +
+                               " peers after their endpoints were closed by force; this process must end");
     closed_ = true;
     closing_ = true;
     wake();
@@ -341,7 +337,9 @@ int UcpWorker::sleep_ms() {
   std::lock_guard<std::mutex> lock(mutex_);
   const bool idle = progress_some();
   tell_of_late_batches();
+  finish_fences();
   if (!idle || api_.ucp_worker_arm(worker_) == UCS_ERR_BUSY) return 0;
+  if (!fencing_.empty()) return kSleepWhileFencingMs;
   if (deadlines_.empty()) return kSleepMs;
   // Rounded up: waking before the deadline would be waking twice.
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadlines_.begin()->first - Clock::now()).count();

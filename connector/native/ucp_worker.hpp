@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -43,10 +44,11 @@ class UcpWorker {
   int64_t connect(const std::string& address, const std::vector<RemoteRegion>& regions);
   int64_t post(int64_t peer, bool write, int64_t local_region, int64_t remote_region, const int64_t* local,
                const int64_t* remote, const int64_t* length, size_t count, double timeout_s);
-  // Closes the peer's endpoint by force. When it returns every operation of it is terminal. Throws std::runtime_error
-  // if UCX does not let go within `timeout_s`: then nothing can be said of the memory, and fencing again waits again.
-  void fence(int64_t peer, double timeout_s);
-  // Fences every peer, and throws as `fence` does; then nothing has been given back, and it can be tried again.
+  // Closes the peer's endpoint by force. Every operation of it is terminal from the event that says so, which comes
+  // after the events of its batches; how soon is UCX's to say. Unknown and fenced peers are left alone.
+  void fence(int64_t peer);
+  // Fences every peer, and waits for it. Throws std::runtime_error if UCX does not let go within `timeout_s`: then
+  // nothing can be said of the memory, nothing has been given back, and it can be tried again.
   void close(double timeout_s);
   EventQueue& events() { return events_; }
 
@@ -81,7 +83,9 @@ class UcpWorker {
 
   std::unique_lock<std::mutex> turn();
   void expect_open() const;
-  bool let_go(Peer& peer);
+  void start_fence(Peer& peer);
+  void finish_fences();
+  bool has_let_go(Peer& peer) const;
 
   static void on_operation(void* request, ucs_status_t status, void* batch);
   static void on_endpoint_error(void* peer, ucp_ep_h endpoint, ucs_status_t status);
@@ -109,6 +113,8 @@ class UcpWorker {
   std::vector<Region> regions_;
   std::unordered_map<int64_t, std::unique_ptr<Peer>> peers_;
   std::multimap<Clock::time_point, Batch*> deadlines_;  // of all that are in flight; one that was missed is at the end
+  std::vector<int64_t> fencing_;
+  std::condition_variable fences_ended_;
   int64_t next_peer_ = 0;
   int64_t next_batch_ = 0;
   std::atomic<bool> closing_{false};

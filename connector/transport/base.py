@@ -64,11 +64,20 @@ class PeerDown(msgspec.Struct, frozen=True, kw_only=True):
     gone: bool
 
 
-Event: TypeAlias = Completed | PeerDown
+class Fenced(msgspec.Struct, frozen=True, kw_only=True):
+    """No operation of the peer touches local memory any more. Comes once, after the `Completed` of all its batches."""
+
+    peer: int
+
+
+Event: TypeAlias = Completed | PeerDown | Fenced
+
+FENCE_TIMEOUT_S = 10.0
+"""How long a fence may take. After that nothing can be said of the memory, and the process has to end."""
 
 
 class Transport(Protocol):
-    """See the module. Calls come from one thread; none of them blocks for the length of a transfer, but `fence`."""
+    """See the module. Calls come from one thread; none of them waits for a peer, but `close`."""
 
     name: str
 
@@ -88,7 +97,7 @@ class Transport(Protocol):
         names the batch: a peer that has stopped would otherwise never be reported.
 
         Raises `OutOfBoundsError` before anything is posted when a run leaves its region, and `PeerLostError` when the
-        peer is known to be down or fenced.
+        peer is known to be down, or was told to be fenced.
         """
 
     def fileno(self) -> int:
@@ -98,8 +107,13 @@ class Transport(Protocol):
         """What has happened since the last call; never blocks."""
 
     def fence(self, peer: int) -> None:
-        """Tear the connection down by force. When it returns, no operation of that peer touches local memory any
-        more, and the `Completed` of every batch posted to it is there to be polled. Fencing twice is harmless."""
+        """Begin to tear the connection down by force, and return at once; `Fenced` is reported when it has been done.
+        Fencing again, or a peer that is unknown, is harmless."""
 
     def close(self) -> None:
-        """Fence every peer and give everything back. Closing twice is harmless."""
+        """Fence every peer, wait for it, and give everything back. What this brings is there to be polled. Closing
+        twice is harmless.
+
+        Raises:
+            TransportError: a fence takes longer than `FENCE_TIMEOUT_S`.
+        """

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import threading
 import time
 import weakref
 from typing import Annotated
@@ -23,14 +24,12 @@ import numpy as np
 
 from connector._native import OutOfBounds, merged_runs
 from connector.errors import OutOfBoundsError, PeerLostError, RegistrationError, TransportError, UnreachableError
-from connector.transport.base import Completed, Event, Memory, Offsets, Op, PeerDown, Runs
+from connector.transport.base import FENCE_TIMEOUT_S, Completed, Event, Fenced, Memory, Offsets, Op, PeerDown, Runs
 from connector.transport.host import HostIdentity, this_host
 from connector.transport.nixl_agent import Agent, Library
-from connector.transport.nixl_poller import Batch, Descriptors, PeerAgent, Poller
+from connector.transport.nixl_poller import Batch, Descriptors, Ended, PeerAgent, Poller
 from connector.transport.sealed import seal, unseal
 from connector.transport.shm import start_time
-
-FENCE_TIMEOUT_S = 10.0
 
 Address = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]
 """Beyond any real one, and the sum of two of them still fits into 64 bits."""
@@ -59,6 +58,7 @@ class _Peer:
         self.regions = regions
         self.pidfd = pidfd
         self.down = False
+        self.fencing: threading.Event | None = None
 
 
 class NixlTransport:
@@ -184,6 +184,9 @@ class NixlTransport:
         for event in self._poller.drain():
             if isinstance(event, Completed):
                 events.append(event)
+            elif isinstance(event, Ended):
+                del self._peers[event.peer]
+                events.append(Fenced(peer=event.peer))
             else:
                 events.extend(self._lost(event.peer, event.cause, gone=False))
         if not self._closed:
@@ -196,22 +199,13 @@ class NixlTransport:
         return events
 
     def fence(self, peer: int) -> None:
-        """See `Transport.fence`.
-
-        Raises:
-            TransportError: NIXL does not let go of the peer's agent; the peer stays, and memory must not be reused.
-        """
+        """See `Transport.fence`. It never ends if NIXL does not let go of the peer's agent."""
         known = self._peers.get(peer)
-        if known is None:
+        if known is None or known.fencing is not None:
             return
         self._unwatch(known)
-        known.down = True  # stays, if NIXL does not let go
-        over = self._poller.end(known.reached, "the peer was fenced")
-        if not over.wait(FENCE_TIMEOUT_S):
-            raise TransportError(f"{self._owner}: NIXL has not returned to peer {peer} within {FENCE_TIMEOUT_S:g} s")
-        if known.reached.stuck:
-            raise TransportError(f"{self._owner}: peer {peer} cannot be fenced: {known.reached.stuck}")
-        del self._peers[peer]
+        known.down = True
+        known.fencing = self._poller.end(known.reached, "the peer was fenced", tell=True)
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -223,8 +217,19 @@ class NixlTransport:
             every.callback(self._poller.close, FENCE_TIMEOUT_S)
             every.callback(self._waiting.close)
             for peer in list(self._peers):
-                every.callback(self.fence, peer)
+                every.callback(self._fenced, peer)
+                self.fence(peer)
         self._end.detach()
+
+    def _fenced(self, peer: int) -> None:
+        """Wait for the end of a fence."""
+        known = self._peers.get(peer)
+        if known is None or known.fencing is None:
+            return
+        if not known.fencing.wait(FENCE_TIMEOUT_S):
+            raise TransportError(f"{self._owner}: NIXL has not returned to peer {peer} within {FENCE_TIMEOUT_S:g} s")
+        if known.reached.stuck:
+            raise TransportError(f"{self._owner}: peer {peer} cannot be fenced: {known.reached.stuck}")
 
     def _agent_for(self, described: _Description) -> Agent:
         """An agent that reaches the described peer and no other."""

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -69,10 +70,21 @@ class Failed:
     cause: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """What was asked for: the peer's agent has been destroyed, and its batches have completed."""
+
+    peer: int
+
+
+Told: TypeAlias = Completed | Failed | Ended
+
+
 @dataclass(frozen=True)
 class _End:
     cause: str
     over: threading.Event
+    tell: bool
 
 
 class Poller:
@@ -80,7 +92,7 @@ class Poller:
 
     def __init__(self, name: str) -> None:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._events: deque[Completed | Failed] = deque()
+        self._events: deque[Told] = deque()
         self._changed = threading.Condition()
         self._orders: deque[tuple[PeerAgent, Batch | _End]] = deque()
         self._stopping = self._closed = False
@@ -94,7 +106,7 @@ class Poller:
         """Readable while `drain` has something to return."""
         return self._fd
 
-    def drain(self) -> list[Completed | Failed]:
+    def drain(self) -> list[Told]:
         """What has happened since the last call; never blocks."""
         if not self._closed:
             with contextlib.suppress(BlockingIOError):
@@ -104,7 +116,7 @@ class Poller:
             drained.append(self._events.popleft())
         return drained
 
-    def report(self, event: Completed | Failed) -> None:
+    def report(self, event: Told) -> None:
         """Have `drain` return `event`."""
         self._events.append(event)
         os.eventfd_write(self._fd, 1)
@@ -113,10 +125,11 @@ class Poller:
         """Start a batch; its `Completed` comes exactly once."""
         self._order(peer, batch)
 
-    def end(self, peer: PeerAgent, cause: str) -> threading.Event:
-        """Destroy the peer's agent. The event is set once its batches have completed, or it cannot be destroyed."""
+    def end(self, peer: PeerAgent, cause: str, *, tell: bool = False) -> threading.Event:
+        """Destroy the peer's agent. The event is set once its batches have completed, or it cannot be destroyed; with
+        `tell`, `Ended` is reported in the first case."""
         over = threading.Event()
-        self._order(peer, _End(cause, over))
+        self._order(peer, _End(cause, over, tell))
         return over
 
     def close(self, timeout_s: float) -> None:
@@ -163,6 +176,8 @@ class Poller:
     def _carry_out(self, peer: PeerAgent, order: Batch | _End) -> None:
         if isinstance(order, _End):
             self._end(peer, order.cause)
+            if order.tell and not peer.stuck:
+                self.report(Ended(peer=peer.number))
             order.over.set()
         elif peer.ended or peer.stuck:
             self.report(Completed(batch=order.number, error=peer.ended or peer.stuck))

@@ -4,6 +4,9 @@ Peer error handling is always on; without it the death of a peer is never report
 its transports to reach peers at all, and `RNDV_THRESH=inf` to keep single-copy transports on the same host instead of
 silently emulating over TCP. Different UCX minor versions fail or crash each other when keys are unpacked, so that the
 description carries the version and `connect` refuses another one.
+
+UCX parses addresses and keys without checking them. A digest keeps damaged ones away from it, and keys are checked for
+their shape (`connector.transport.ucx_key` says what remains). Both come only from peers that know the cluster's token.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ import msgspec
 
 from connector._native import OutOfBounds, UcpWorker, ucx_version
 from connector.errors import OutOfBoundsError, PeerLostError, RegistrationError, TransportError, UnreachableError
-from connector.transport.base import Completed, Event, Memory, Op, PeerDown, Runs
+from connector.transport.base import FENCE_TIMEOUT_S, Completed, Event, Fenced, Memory, Op, PeerDown, Runs
+from connector.transport.registration import pinning_advice, refusal, why_unusable
 from connector.transport.sealed import seal, unseal
+from connector.transport.ucx_key import MARGIN, why_malformed
 from connector.transport.ucx_library import find_library
 
 CONFIG = (("RNDV_THRESH", "inf"),)
-FENCE_TIMEOUT_S = 10.0
 
 
 Address = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]
@@ -47,6 +51,11 @@ def _missing_tcp() -> str:
     if named != chosen.startswith("^"):
         return ""
     return f"; UCX_TLS is {chosen}, add tcp to it: peers whose death is reported cannot be reached without"
+
+
+def _chosen_devices() -> str:
+    chosen = [f"{name}={os.environ[name]}" for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in os.environ]
+    return f" ({', '.join(chosen)})" if chosen else ""
 
 
 def _minor(version: str) -> str:
@@ -78,12 +87,14 @@ class UcxTransport:
 
     def register(self, memory: Memory) -> int:
         """See `Transport.register`."""
+        number = len(self._regions)
+        if wrong := why_unusable(memory):
+            raise refusal(self._owner, self.name, number, memory, wrong)
         try:
             region = self._worker.register_memory(memory.address, memory.length)
         except RuntimeError as error:
-            raise RegistrationError(
-                f"{self._owner}: memory at {memory.address:#x} ({memory.length} bytes) cannot be registered: {error}"
-            ) from error
+            cause = f"{error}{_chosen_devices()}{pinning_advice(memory.length)}"
+            raise refusal(self._owner, self.name, number, memory, cause) from error
         self._regions.append(memory)
         return region
 
@@ -107,7 +118,10 @@ class UcxTransport:
                 f"the peer uses UCX {described.version}, this worker {self.version}; different minor versions crash "
                 "each other, install the same one on both"
             )
-        regions = [(region.base, region.length, region.key) for region in described.regions]
+        for number, region in enumerate(described.regions):
+            if wrong := why_malformed(region.key):
+                raise UnreachableError(f"the key of the peer's region {number} is none that UCX packs: {wrong}")
+        regions = [(region.base, region.length, region.key + MARGIN) for region in described.regions]
         try:
             peer = self._worker.connect(described.address, regions)
         except RuntimeError as error:
@@ -118,7 +132,7 @@ class UcxTransport:
     def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs, timeout_s: float) -> int:
         """See `Transport.post`."""
         if peer not in self._peers or peer in self._down:
-            raise PeerLostError(f"peer {peer} is {'down' if peer in self._down else 'fenced or unknown'}")
+            raise PeerLostError(f"peer {peer} is down, fenced or unknown; connect to it again")
         try:
             return self._worker.post(
                 peer, op == "write", local_region, remote_region, runs.local, runs.remote, runs.length, timeout_s
@@ -138,7 +152,13 @@ class UcxTransport:
         for kind, peer, batch, text in self._worker.drain():
             if kind == "completed":
                 events.append(Completed(batch=batch, error=text or None))
-            elif peer in self._peers:
+            elif peer not in self._peers:
+                continue  # it could not be connected to
+            elif kind == "fenced":
+                self._peers.discard(peer)
+                self._down.discard(peer)
+                events.append(Fenced(peer=peer))
+            else:
                 self._down.add(peer)
                 events.append(PeerDown(peer=peer, cause=text, gone=kind == "lost"))
         return events
@@ -147,13 +167,8 @@ class UcxTransport:
         """See `Transport.fence`."""
         if peer not in self._peers:
             return
-        self._down.add(peer)  # stays, if UCX does not let go
-        try:
-            self._worker.fence(peer, FENCE_TIMEOUT_S)
-        except RuntimeError as error:
-            raise TransportError(f"{self._owner}: {error}") from error
-        self._peers.discard(peer)
-        self._down.discard(peer)
+        self._down.add(peer)
+        self._worker.fence(peer)
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -161,5 +176,4 @@ class UcxTransport:
             self._worker.close(FENCE_TIMEOUT_S)
         except RuntimeError as error:
             raise TransportError(f"{self._owner}: {error}") from error
-        self._peers.clear()
-        self._down.clear()
+        self._down |= self._peers

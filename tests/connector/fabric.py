@@ -3,7 +3,7 @@
 Bytes really move, run by run, when the script says so, from and to the memory that was registered. Every write is
 checked against the `Custody` of the memory that it goes to: a write after the blocks' ownership has ended is a
 violation, whatever else happens. As with real hardware, neither an error nor a dead peer stops a write that is on its
-way; only a fence does.
+way; only a fence does, and only when it has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from connector.errors import OutOfBoundsError, PeerLostError, UnreachableError
-from connector.transport.base import Completed, Event, Memory, Op, PeerDown, Runs
+from connector.transport.base import Completed, Event, Fenced, Memory, Op, PeerDown, Runs
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -137,10 +137,12 @@ class Batch:
 
 
 class Fabric:
-    """What connects the transports of one test. `automatic` batches complete as soon as they are posted."""
+    """What connects the transports of one test. `automatic` batches complete as soon as they are posted, and with
+    `automatic_fences` fences end as soon as they have begun."""
 
     def __init__(self, automatic: bool = True) -> None:
         self.automatic = automatic
+        self.automatic_fences = True
         self.ends: dict[str, FabricTransport] = {}
         self.on_post: Callable[[Batch], None] = lambda batch: None
 
@@ -175,7 +177,7 @@ class FabricTransport:
         self._custody = custody
         self._events: list[Event] = []
         self._readable = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._peers: list[tuple[str, Literal["up", "down", "fenced"]]] = []
+        self._peers: list[tuple[str, Literal["up", "down", "being fenced", "fenced"]]] = []
         self._batches = 0
         self._closed = False
         self._fault: Exception | None = None
@@ -232,14 +234,11 @@ class FabricTransport:
 
     def fence(self, peer: int) -> None:
         """See the seam."""
-        name, _ = self._peers[peer]
-        self._peers[peer] = (name, "fenced")
-        for batch in [batch for batch in self.in_flight if batch.peer == peer]:
-            batch.fail("fenced")
-        theirs = self._fabric.ends[name]
-        if not theirs.alive:  # a process that lives goes on writing, whatever this end does
-            for batch in [batch for batch in theirs.in_flight if batch.target is self]:
-                batch.drop()
+        name, state = self._peers[peer]
+        if state in ("up", "down"):
+            self._peers[peer] = (name, "being fenced")
+            if self._fabric.automatic_fences:
+                self.finish_fence(peer)
 
     def close(self) -> None:
         """See the seam."""
@@ -248,6 +247,7 @@ class FabricTransport:
             self.alive = False
             for peer in range(len(self._peers)):
                 self.fence(peer)
+                self.finish_fence(peer)
             os.close(self._readable)
 
     # The script
@@ -258,6 +258,19 @@ class FabricTransport:
             if not self._events:
                 os.eventfd_write(self._readable, 1)
             self._events.append(event)
+
+    def finish_fence(self, peer: int) -> None:
+        """A fence that has begun ends: nothing moves any more."""
+        name, state = self._peers[peer]
+        if state == "being fenced":
+            for batch in [batch for batch in self.in_flight if batch.peer == peer]:
+                batch.fail("fenced")
+            theirs = self._fabric.ends[name]
+            if not theirs.alive:  # a process that lives goes on writing, whatever this end does
+                for batch in [batch for batch in theirs.in_flight if batch.target is self]:
+                    batch.drop()
+            self._peers[peer] = (name, "fenced")
+            self.report(Fenced(peer=peer))
 
     def report_down(self, name: str) -> None:
         """The end called `name` has died."""

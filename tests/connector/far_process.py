@@ -6,6 +6,7 @@ It never touches its transport once it has described itself: what a peer does to
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -26,9 +27,10 @@ from connector.transport.base import Memory, Transport
 from connector.transport.nixl import NixlTransport
 from connector.transport.nixl_agent import MODULE as NIXL_MODULE
 from connector.transport.shm import ShmTransport
+from connector.transport.tcp import TcpTransport
 from connector.transport.ucx import UcxTransport
 
-Kind = Literal["shm", "ucx", "nixl"]
+Kind = Literal["shm", "ucx", "nixl", "tcp"]
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec(NIXL_MODULE) is None, reason=f"{NIXL_MODULE} is not installed (extra nixl)"
 )
@@ -45,6 +47,8 @@ def make_transport(kind: Kind, name: str) -> Transport:
             return UcxTransport(name)
         case "nixl":
             return NixlTransport(name)
+        case "tcp":
+            return TcpTransport(name)
 
 
 def pattern(seed: int, length: int) -> npt.NDArray[np.uint8]:
@@ -64,8 +68,9 @@ class Regions:
         self.arrays: list[npt.NDArray[np.uint8]] = []
         self.memories: list[Memory] = []
         for number, size in enumerate(SIZES):
-            fd = os.memfd_create("kvferry-test", os.MFD_CLOEXEC)
+            fd = os.memfd_create("kvferry-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             array = np.frombuffer(mmap.mmap(fd, size), dtype=np.uint8)
             array[:] = pattern(seed + number, size)
             self.arrays.append(array)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 
@@ -41,8 +42,9 @@ class Pool:
         )
         self.block_bytes = block_bytes(group, BLOCK_SIZE)
         length = self.geometry.region_bytes[0]
-        self.fd = os.memfd_create("pool", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, length)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self.bytes: Bytes = np.frombuffer(mmap.mmap(self.fd, length), dtype=np.uint8)
         self.memory = Memory(address=self.bytes.ctypes.data, length=length, fd=self.fd)
         self.custody = Custody(self.bytes.nbytes)

@@ -103,7 +103,7 @@ async def a_fence_ends_what_is_in_flight(device: RdmaDevice, near: Near, peer: i
     """The peer lives on; the memory is ours again, and the connection carries nothing any more."""
     assert device.connections(os.getpid()) == ["RTS"]
     posted = [near.post(peer, "read", runs((0, 0, 16 << 20))) for _ in range(4)]
-    near.transport.fence(peer)
+    near.fence(peer)
     near.collect()
     assert set(posted) <= set(near.completed)
     assert device.connections(os.getpid()) == ["ERR"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from connector import OutOfBoundsError, PeerLostError, UnreachableError
-from connector.transport.base import Completed, PeerDown, Runs
+from connector.transport.base import Completed, Fenced, PeerDown, Runs
 from tests.connector.fabric import Fabric, FabricTransport
 from tests.connector.pool import Pool
 
@@ -83,11 +83,26 @@ def test_an_error_and_a_death_stop_nothing_but_a_fence_does(ends: Ends) -> None:
     ends.near.fence(ends.peer)
     posted.move()
     assert not ends.near_pool.block(1).any()
-    assert ends.near.poll() == [Completed(batch=batch, error="fenced")]
+    assert ends.near.poll() == [Completed(batch=batch, error="fenced"), Fenced(peer=ends.peer)]
     with pytest.raises(PeerLostError):
         ends.read(0)
     with pytest.raises(UnreachableError):
         ends.near.connect(ends.far.describe())
+
+
+def test_a_fence_stops_nothing_before_it_has_ended(ends: Ends) -> None:
+    ends.fabric.automatic_fences = False
+    batch = ends.read(0, 1)
+    (posted,) = ends.fabric.in_flight
+    ends.near.fence(ends.peer)
+    with pytest.raises(PeerLostError, match="being fenced"):
+        ends.read(0)
+    posted.move(1)
+    assert np.array_equal(ends.near_pool.block(0), ends.far_pool.block(0))
+    assert ends.near.poll() == []
+    ends.near.finish_fence(ends.peer)
+    ends.near.finish_fence(ends.peer)
+    assert ends.near.poll() == [Completed(batch=batch, error="fenced"), Fenced(peer=ends.peer)]
 
 
 def test_a_batch_that_outlives_its_time_makes_its_peer_late_once(ends: Ends) -> None:

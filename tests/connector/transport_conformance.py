@@ -9,7 +9,7 @@ import pytest
 
 from connector.errors import OutOfBoundsError, PeerLostError
 from connector.transport.base import Op, Runs
-from tests.connector.far_process import SIZES, Far, Kind, digest, far_process, pattern
+from tests.connector.far_process import SIZES, Far, Kind, Regions, digest, far_process, pattern
 from tests.connector.near import PATIENCE_S, Near, near_end, runs
 
 BIG, SMALL = SIZES
@@ -94,6 +94,40 @@ class TransportConformance:
         assert set(near.wait(posted)) == {None}
         assert np.array_equal(near.regions.arrays[0], mine)
         assert far.digests()[0] == digest(theirs)
+
+    def test_memory_that_is_registered_twice(self, far: Far, near: Near) -> None:
+        again = [near.transport.register(memory) for memory in near.regions.memories]
+        assert again == [2, 3]
+        peer = near.transport.connect(far.description)
+        posted = [near.transport.post(peer, "read", region, 1, runs((0, 8, 4096)), PATIENCE_S) for region in (1, 3)]
+        assert near.wait(posted) == [None, None]
+        assert np.array_equal(near.regions.arrays[1][:4096], pattern(101, SMALL)[8:4104])
+        with near_end(self.kind, "third") as third:
+            # Both numbers are the same bytes to those who connect now.
+            back = third.transport.connect(near.transport.describe())
+            read = third.transport.post(back, "read", 1, 3, runs((0, 0, 4096)), PATIENCE_S)
+            assert third.wait([read]) == [None]
+            assert np.array_equal(third.regions.arrays[1][:4096], near.regions.arrays[1][:4096])
+
+    def test_memory_that_is_registered_after_others_have_connected(self, far: Far, near: Near) -> None:
+        extra = Regions(seed=300)
+        try:
+            with near_end(self.kind, "third") as third:
+                early = third.transport.connect(near.transport.describe())
+                number = near.transport.register(extra.memories[1])
+                near_peer = near.transport.connect(far.description)
+                into = near.transport.post(near_peer, "read", number, 1, runs((0, 0, 4096)), PATIENCE_S)
+                assert near.wait([into]) == [None]
+                with pytest.raises(OutOfBoundsError, match=r"no .*region"):
+                    third.transport.post(early, "read", 1, number, runs((0, 0, 1)), PATIENCE_S)
+                late = third.transport.connect(near.transport.describe())
+                read = third.transport.post(late, "read", 1, number, runs((0, 0, 4096)), PATIENCE_S)
+                assert third.wait([read]) == [None]
+                assert np.array_equal(third.regions.arrays[1][:4096], pattern(101, SMALL)[:4096])
+                assert third.wait([third.post(early, "read", runs((0, 0, 4096)))]) == [None]
+        finally:
+            near.transport.close()
+            extra.close()
 
     @pytest.mark.parametrize("op", ["read", "write"])
     @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ class TransportFailures:
         assert near.down[peer].gone
         with pytest.raises(PeerLostError):
             near.post(peer, "read", runs((0, 0, 100)))
-        near.transport.fence(peer)
+        near.fence(peer)
         assert_untouched_from_now_on(near)
 
     @pytest.mark.parametrize("op", ["read", "write"])
@@ -92,8 +92,7 @@ class TransportFailures:
         far.kill()
         errors = near.wait(posted, down=[peer])
         assert errors[-1] is not None
-        near.transport.fence(peer)
-        near.collect()
+        near.fence(peer)
         assert_untouched_from_now_on(near)
 
     @pytest.mark.parametrize("op", ["read", "write"])
@@ -106,7 +105,7 @@ class TransportFailures:
         assert near.down[peer].cause == f"batch {posted[-1]} (a {op} of {BIG} bytes) was not over within 1e-06 s"
         with pytest.raises(PeerLostError):
             near.post(peer, op, runs((0, 0, 1)))
-        near.transport.fence(peer)
+        near.fence(peer)
         near.wait(posted)  # some may have ended well before the owner has heard
         assert_untouched_from_now_on(near)
 
@@ -115,8 +114,7 @@ class TransportFailures:
         near.wait([near.post(peer, "read", runs((0, 0, 100)))])
         far.stop()
         posted = big_reads(near, peer)
-        near.transport.fence(peer)
-        near.collect()
+        near.fence(peer)
         assert set(posted) <= set(near.completed)
         near.regions.arrays[0][:] = SENTINEL
         far.resume()
@@ -127,8 +125,7 @@ class TransportFailures:
         far.stop()
         peer = near.transport.connect(far.description)
         posted = [near.post(peer, "write", runs((0, 0, BIG))), *big_reads(near, peer, 2)]
-        near.transport.fence(peer)
-        near.collect()
+        near.fence(peer)
         assert set(posted) <= set(near.completed)
 
     @pytest.mark.parametrize("op", ["read", "write"])
@@ -136,8 +133,7 @@ class TransportFailures:
         peer = near.transport.connect(far.description)
         near.wait([near.post(peer, "read", runs())])
         posted = [near.post(peer, op, runs((0, 0, BIG))) for _ in range(12)]
-        near.transport.fence(peer)
-        near.collect()
+        near.fence(peer)
         assert set(posted) <= set(near.completed)
         assert near.down == {}
         # A transport may end a batch or finish it; what it says is true.
@@ -155,17 +151,20 @@ class TransportFailures:
         peer = near.transport.connect(far.description)
         posted = [near.post(peer, "write", runs((0, 0, 1 << 20))) for _ in range(40)]
         near.wait(posted[:1])
-        near.transport.fence(peer)
-        near.collect()
+        near.fence(peer)
         assert near.completed[posted[0]] is None
         theirs = pattern(100, BIG).copy()
         theirs[: 1 << 20] = near.regions.arrays[0][: 1 << 20]
         assert far.digests()[0] == digest(theirs)
 
-    def test_fencing_and_closing_twice(self, far: Far, near: Near) -> None:
+    def test_a_fence_returns_at_once_and_is_reported_once(self, far: Far, near: Near) -> None:
         peer = near.transport.connect(far.description)
-        big_reads(near, peer, 2)
+        posted = big_reads(near, peer, 2)
         near.transport.fence(peer)
+        with pytest.raises(PeerLostError):  # from now on, not from when it has been done
+            near.post(peer, "read", runs((0, 0, 1)))
+        near.transport.fence(peer)
+        near.wait(posted, fenced=[peer])  # completions first, and `Near` sees to it that it comes once
         near.transport.fence(peer)
         with pytest.raises(PeerLostError):
             near.post(peer, "read", runs((0, 0, 1)))
@@ -173,14 +172,19 @@ class TransportFailures:
         assert again != peer
         assert near.wait([near.post(again, "read", runs((0, 0, BIG)))]) == [None]
         assert np.array_equal(near.regions.arrays[0], pattern(100, BIG))
-        posted = big_reads(near, again, 3)
+
+    def test_closing_fences_every_peer(self, far: Far, near: Near) -> None:
+        idle, busy = (near.transport.connect(far.description) for _ in range(2))
+        posted = big_reads(near, busy, 3)
         near.transport.close()
         near.transport.close()
         near.collect()
         assert set(posted) <= set(near.completed)
-        near.transport.fence(again)
+        assert near.fenced == {idle, busy}
+        assert_untouched_from_now_on(near)
+        near.transport.fence(busy)
         with pytest.raises(PeerLostError):
-            near.post(again, "read", runs((0, 0, 1)))
+            near.post(busy, "read", runs((0, 0, 1)))
         assert near.transport.poll() == []
 
     def test_a_closed_transport_connects_to_nobody(self, far: Far, near: Near) -> None:
@@ -194,7 +198,7 @@ class TransportFailures:
             doomed = big_reads(near, first_peer, 6)
             fine = near.post(second_peer, "read", runs((0, 0, 1000)), region=1)
             far.kill()
-            near.transport.fence(first_peer)
+            near.fence(first_peer)
             assert near.wait([*doomed, fine])[-1] is None
             assert np.array_equal(near.regions.arrays[1][:1000], pattern(201, 1000))
             assert near.wait([near.post(second_peer, "read", runs((0, 0, BIG)))]) == [None]
@@ -216,7 +220,7 @@ class TransportFailures:
                 assert native_threads(f"{self.kind}-leaky")
                 first = near.transport.connect(far.description)
                 near.wait([near.post(first, "read", runs((0, 0, BIG)))])
-                near.transport.fence(first)
+                near.fence(first)
                 near.transport.connect(far.description)
                 with pytest.raises(UnreachableError):
                     near.transport.connect(b"nonsense")
