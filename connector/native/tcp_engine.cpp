@@ -12,6 +12,9 @@ namespace kvferry {
 
 namespace {
 
+// An answer that takes longer is waited for asleep.
+constexpr std::chrono::microseconds kLook{50};
+
 Secret as_secret(const std::string& text) {
   if (text.size() != kSecretBytes) throw std::invalid_argument("the secret has another length");
   Secret secret;
@@ -54,7 +57,7 @@ int64_t TcpEngine::add_peer(int fd, const std::string& secret, std::vector<int64
 
 int64_t TcpEngine::post(int64_t peer, bool write, int64_t local_region, int64_t remote_region, const int64_t* local,
                         const int64_t* remote, const int64_t* length, size_t count, double timeout_s) {
-  const auto lock = turn();
+  auto lock = turn();
   const int64_t remote_bytes = initiator_.region_bytes(peer, remote_region);
   if (local_region < 0 || static_cast<size_t>(local_region) >= regions_.size())
     throw OutOfBounds("local region " + std::to_string(local_region) + " of " + std::to_string(regions_.size()) +
@@ -62,6 +65,16 @@ int64_t TcpEngine::post(int64_t peer, bool write, int64_t local_region, int64_t 
   const LocalRegion& region = regions_[static_cast<size_t>(local_region)];
   const std::vector<Run> runs = checked_and_merged(local, remote, length, count, region.bytes, remote_bytes);
   const int64_t batch = initiator_.post(peer, write, region.address, remote_region, runs, timeout_s);
+  if (!initiator_.worth_looking(peer)) {
+    if (initiator_.next_time() < sleeps_until_) poller_.wake();
+    return batch;
+  }
+  const auto until = Clock::now() + kLook;
+  while (!initiator_.look(peer) && Clock::now() < until) {
+    lock.unlock();  // the thread may have others to serve
+    lock = turn();
+  }
+  initiator_.look_away(peer);
   if (initiator_.next_time() < sleeps_until_) poller_.wake();
   return batch;
 }

@@ -12,6 +12,8 @@ namespace {
 
 // Sent by the posting thread; larger ones would keep the owner's loop.
 constexpr int64_t kAtOnceBytes = 256 << 10;
+constexpr int64_t kLookedForBytes = 64 << 10;
+constexpr int64_t kBatchesNotWorth = 32;
 constexpr double kUnansweredS = 30;
 
 }  // namespace
@@ -28,7 +30,7 @@ int64_t TcpInitiator::connect(int fd, const Secret& secret, std::vector<int64_t>
   std::vector<char> head(sizeof hello);
   std::memcpy(head.data(), &hello, sizeof hello);
   peer->requests.emplace_back(std::move(head), Scatter{});
-  peer->watched = EPOLLIN | EPOLLOUT | EPOLLRDHUP;
+  peer->watched = EPOLLOUT | EPOLLRDHUP;
   const int64_t id = next_peer_++;
   poller_.add(fd, Watched::kPeer, id, peer->watched);
   earliest_ = std::min(earliest_, peer->connect_deadline);
@@ -70,6 +72,7 @@ int64_t TcpInitiator::post(int64_t id, bool write, char* local, int64_t region, 
       end(id, going);
       return number;
     }
+    if (peer.batches.size() == 1 && batch.bytes <= kLookedForBytes) peer.looked_at = --peer.not_worth < 0;
   }
   watch(id, peer);
   return number;
@@ -111,6 +114,28 @@ void TcpInitiator::serve(int64_t id, uint32_t events) {
     end(id, going);
   else
     watch(id, peer);
+}
+
+bool TcpInitiator::worth_looking(int64_t id) const {
+  const auto found = peers_.find(id);
+  return found != peers_.end() && found->second->looked_at;
+}
+
+bool TcpInitiator::look(int64_t id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return true;
+  const Going going = receive(id, *found->second);
+  if (going != Going::kOn) end(id, going);
+  return going != Going::kOn || found->second->batches.empty();
+}
+
+void TcpInitiator::look_away(int64_t id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  Peer& peer = *found->second;
+  peer.looked_at = false;
+  peer.not_worth = peer.batches.empty() ? 0 : kBatchesNotWorth;
+  watch(id, peer);
 }
 
 TcpInitiator::Going TcpInitiator::receive(int64_t id, Peer& peer) {
@@ -180,7 +205,8 @@ TcpInitiator::Going TcpInitiator::send(Peer& peer) {
 
 void TcpInitiator::watch(int64_t id, Peer& peer) {
   const bool sends = !peer.connected || !peer.requests.empty();
-  const uint32_t wanted = EPOLLIN | EPOLLRDHUP | (sends ? EPOLLOUT : 0u);
+  const bool receives = !peer.batches.empty() && !peer.looked_at;
+  const uint32_t wanted = EPOLLRDHUP | (sends ? EPOLLOUT : 0u) | (receives ? EPOLLIN : 0u);
   if (wanted == peer.watched) return;
   poller_.change(peer.socket.fd(), Watched::kPeer, id, wanted);
   peer.watched = wanted;

@@ -35,6 +35,11 @@ class TcpInitiator {
   // `runs` lie within `local` and the peer's region; the peer is one that `region_bytes` knows.
   int64_t post(int64_t peer, bool write, char* local, int64_t region, const std::vector<Run>& runs, double timeout_s);
   void serve(int64_t peer, uint32_t events);
+  // Whether the poster should call `look` for a while, and `look_away` in the end; nobody else receives until then.
+  bool worth_looking(int64_t peer) const;
+  // Receives what is there; whether there is nothing left to look for.
+  bool look(int64_t peer);
+  void look_away(int64_t peer);
   // Closes the connection. Its batches end with an error; nothing of it touches memory any more, and an event says so.
   // Unknown and fenced peers are left alone.
   void fence(int64_t peer);
@@ -70,6 +75,8 @@ class TcpInitiator {
     Scatter wanted;
     bool in_bytes = false;  // the reply has come, and its bytes follow
     bool late = false;
+    bool looked_at = false;  // by the poster
+    int64_t not_worth = 0;   // so many batches are not looked for, because an answer took too long
     uint32_t watched = 0;
   };
   enum class Going { kOn, kEnded, kRefused, kFailed };

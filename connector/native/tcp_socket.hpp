@@ -9,8 +9,9 @@
 
 namespace kvferry {
 
-// Moved by one call at most: the lock is held meanwhile, and one connection must not keep the others waiting.
-constexpr size_t kStepBytes = 1 << 20;
+// Moved by one call at most: the lock is held meanwhile, and one connection must not keep the others waiting. Small
+// enough, too, that the receiver finds in the caches what the sender has just put there.
+constexpr size_t kStepBytes = 512 << 10;
 
 enum class Moved {
   kAll,    // what was wanted has been moved
