@@ -11,9 +11,14 @@ void append(std::vector<Piece>& pieces, int64_t offset, int64_t length) {
     pieces.push_back({offset, length});
 }
 
+Scatter::Scatter(char* base, std::vector<Piece> pieces) : base_(base), pieces_(std::move(pieces)) {
+  for (const Piece& piece : pieces_) left_ += static_cast<size_t>(piece.length);
+}
+
 Scatter Scatter::whole(void* memory, size_t bytes) {
   Scatter scatter;
   scatter.base_ = static_cast<char*>(memory);
+  scatter.left_ = bytes;
   if (bytes > 0) scatter.pieces_.push_back({0, static_cast<int64_t>(bytes)});
   return scatter;
 }
@@ -30,6 +35,7 @@ size_t Scatter::next(iovec* parts, size_t count, size_t bytes) const {
 }
 
 void Scatter::advance(size_t bytes) {
+  left_ -= bytes;
   auto left = static_cast<int64_t>(bytes);
   while (left > 0) {
     const int64_t step = std::min(left, pieces_[piece_].length - within_);

@@ -22,10 +22,11 @@ class Scatter {
  public:
   Scatter() = default;
   // No piece is empty.
-  Scatter(char* base, std::vector<Piece> pieces) : base_(base), pieces_(std::move(pieces)) {}
+  Scatter(char* base, std::vector<Piece> pieces);
   static Scatter whole(void* memory, size_t bytes);
 
-  bool done() const { return piece_ == pieces_.size(); }
+  bool done() const { return left_ == 0; }
+  size_t left() const { return left_; }  // bytes
   // Fills `parts` with what comes next, at most `count` parts of together at most `bytes`; how many it took.
   size_t next(iovec* parts, size_t count, size_t bytes) const;
   void advance(size_t bytes);
@@ -33,6 +34,7 @@ class Scatter {
  private:
   char* base_ = nullptr;
   std::vector<Piece> pieces_;
+  size_t left_ = 0;
   size_t piece_ = 0;
   int64_t within_ = 0;  // bytes of the current piece that are done
 };

@@ -1,6 +1,7 @@
 #include "tcp_engine.hpp"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <array>
@@ -71,7 +72,8 @@ int64_t TcpEngine::post(int64_t peer, bool write, int64_t local_region, int64_t 
   }
   const auto until = Clock::now() + kLook;
   while (!initiator_.look(peer) && Clock::now() < until) {
-    lock.unlock();  // the thread may have others to serve
+    lock.unlock();  // the thread may have others to serve, and on this host the peer may want this core
+    sched_yield();
     lock = turn();
   }
   initiator_.look_away(peer);

@@ -15,6 +15,10 @@ namespace kvferry {
 
 namespace {
 
+// While more than twice as much is to come, it is not worth being woken for less: without this every packet of a sender
+// wakes the receiver, which costs both of them. Where the socket's memory is short the kernel wakes earlier.
+constexpr size_t kWakeBytes = 128 << 10;
+
 bool is_end(int error) { return error == ECONNRESET || error == EPIPE || error == ECONNREFUSED; }
 
 Moved failure() {
@@ -52,7 +56,22 @@ void Socket::reset_on_close() {
   (void)setsockopt(fd_, SOL_SOCKET, SO_LINGER, &now, sizeof now);
 }
 
+void Socket::wake_for(size_t wanted) {
+  const size_t least = wanted >= 2 * kWakeBytes ? kWakeBytes : 1;
+  if (least == woken_for_) return;
+  woken_for_ = least;
+  set(fd_, SOL_SOCKET, SO_RCVLOWAT, static_cast<int>(least));
+}
+
 Moved Socket::receive(Scatter& wanted) {
+  const Moved moved = receive_into(wanted);
+  const int error = errno;
+  wake_for(wanted.left());
+  errno = error;
+  return moved;
+}
+
+Moved Socket::receive_into(Scatter& wanted) {
   iovec parts[IOV_MAX];
   size_t count = wanted.next(parts, IOV_MAX - 1, kStepBytes);
   if (has_kept()) {

@@ -44,7 +44,11 @@ class Socket {
   bool has_kept() const { return begin_ < end_; }
 
  private:
+  void wake_for(size_t wanted);
+  Moved receive_into(Scatter& wanted);
+
   int fd_;
+  size_t woken_for_ = 1;
   size_t begin_ = 0, end_ = 0;  // what is kept
   std::array<char, 16 << 10> kept_;
 };
