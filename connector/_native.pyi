@@ -118,3 +118,39 @@ class UcpWorker:
 
     def drain(self) -> list[Happened]:
         """What has happened since the last call."""
+
+class TcpEngine:
+    """Data connections over TCP, served and used, on one native thread that sleeps while nothing happens."""
+
+    def __init__(self, name: str, listener: int, secret: bytes) -> None:
+        """Owns `listener`, a listening socket; `secret` (32 bytes) lets initiators in."""
+
+    def register_memory(self, address: int, length: int) -> int: ...
+    def add_peer(self, fd: int, secret: bytes, region_bytes: list[int], timeout_s: float) -> int:
+        """Owns `fd`, a socket that is connected or about to be. `RuntimeError` when this engine is closed."""
+
+    def post(
+        self,
+        peer: int,
+        write: bool,
+        local_region: int,
+        remote_region: int,
+        local: Offsets,
+        remote: Offsets,
+        length: Offsets,
+        timeout_s: float,
+    ) -> int:
+        """Start a batch. Raises `OutOfBounds`; `RuntimeError` for a peer that is down, fenced or unknown; `ValueError`
+        for a timeout that is not positive."""
+
+    def fence(self, peer: int) -> None:
+        """Close the connection; "fenced" has followed when it returns. Unknown and fenced peers are left alone."""
+
+    def close(self) -> None:
+        """Fence every peer, close every connection and the listener."""
+
+    def fileno(self) -> int:
+        """Readable while `drain` has something to return."""
+
+    def drain(self) -> list[Happened]:
+        """What has happened since the last call."""

@@ -38,12 +38,19 @@ def _build_nixl(name: str) -> Transport:
     return NixlTransport(name)
 
 
+def _build_tcp(name: str, host: str, ports: range) -> Transport:
+    from connector.transport.tcp import TcpTransport
+
+    return TcpTransport(name, host, ports)
+
+
 def builders(name: str, config: ConnectorConfig) -> dict[str, Builder]:
     """The transports that `config` allows, in order of preference. `name` is for diagnostics."""
     every: dict[str, Builder] = {
         "shm": lambda: _build_shm(name),
         "ucx": lambda: _build_ucx(name, config.ucx_library),
         "nixl": lambda: _build_nixl(name),
+        "tcp": lambda: _build_tcp(name, config.host, config.data_ports()),
     }
     # NIXL's UCX and ours exclude each other, so that it is never one of several.
     wanted = ("shm", "ucx") if config.transport == AUTO else (config.transport,)

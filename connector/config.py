@@ -14,6 +14,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     as it is computed; both ends have to agree.
     `transport`: `auto` takes shared memory to a peer on the same host and UCX otherwise; a named one is required.
     `nixl` is only ever required: it brings a UCX of its own, which excludes ours from the process (extra `nixl`).
+    `tcp` is the fastest over plain TCP, where there is no RDMA; it listens on `host`, too, on any port, or within
+    `port_range` where that is set.
     `host` is bound and advertised: peers connect to it, so it is never a wildcard. `port` is one fixed port, or 0 for
     any; `port_range` ("9000-9100", both ends included) tries each in turn; only one of the two may be set.
     `lease_s` is how long a source is kept for a consumer that has gone silent, `renew_s` how often a consumer renews.
@@ -28,7 +30,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ValueError: for values that cannot work together; the message names them.
     """
 
-    transport: Literal["auto", "shm", "ucx", "nixl"] = "auto"
+    transport: Literal["auto", "shm", "ucx", "nixl", "tcp"] = "auto"
     mode: Literal["read", "write"] = "read"
     host: str = "127.0.0.1"
     port: int = 0
@@ -65,6 +67,10 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 f"connector.renew_s ({self.renew_s}) must be below connector.lease_s ({self.lease_s}), "
                 "or every lease ends before it is renewed"
             )
+
+    def data_ports(self) -> range:
+        """The ports that a transport may listen on, as `candidate_ports`. A fixed `port` is the connector's own."""
+        return self.candidate_ports() if self.port_range else range(1)
 
     def candidate_ports(self) -> range:
         """The ports that the listener may take, in order; `range(0, 1)` means any free port."""

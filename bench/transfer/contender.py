@@ -118,6 +118,11 @@ CONTENDERS: Final = {
             distributions=("libucx-cu12",),
         ),
         Entry(
+            name="tcp",
+            waits=_OWN_WAITS,
+            setup=f"the product's transport over TCP streams of its own; notice: {_OWN_NOTICE}",
+        ),
+        Entry(
             name="nixl",
             waits=_NIXL_WAITS,
             setup=f"{_NIXL_SETUP}, UCX_TLS unset",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -15,6 +17,7 @@ from bench.transfer.notice import NoticeLine
 from connector._native import copy_runs
 from connector.transport.base import Completed, Op, Runs, Transport
 from connector.transport.shm import ShmTransport
+from connector.transport.tcp import TcpTransport
 from connector.transport.ucx import UcxTransport
 
 
@@ -127,11 +130,9 @@ class Memcpy:
         raise BenchError("memcpy has nobody to tell")
 
 
-def make_shm(role: Role, memory: MappedMemory) -> TransportContender:
-    """Shared memory."""
-    return TransportContender(role, memory, ShmTransport(f"bench-{role}"))
-
-
-def make_ucx(role: Role, memory: MappedMemory) -> TransportContender:
-    """UCX, with what UCX_TLS allows."""
-    return TransportContender(role, memory, UcxTransport(f"bench-{role}"))
+MAKERS: Final[dict[str, Callable[[Role, MappedMemory], TransportContender]]] = {
+    "shm": lambda role, memory: TransportContender(role, memory, ShmTransport(f"bench-{role}")),
+    "ucx": lambda role, memory: TransportContender(role, memory, UcxTransport(f"bench-{role}")),
+    "tcp": lambda role, memory: TransportContender(role, memory, TcpTransport(f"bench-{role}")),
+}
+"""The product's transports by name; UCX with what UCX_TLS allows."""

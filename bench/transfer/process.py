@@ -119,9 +119,9 @@ def make_contender(name: str, role: Role, memory: MappedMemory, other: MappedMem
         from bench.transfer.mooncake import Mooncake
 
         return Mooncake(role, memory)
-    from bench.transfer.own import make_shm, make_ucx
+    from bench.transfer.own import MAKERS
 
-    return make_shm(role, memory) if family == "shm" else make_ucx(role, memory)
+    return MAKERS[family](role, memory)
 
 
 def cores_of(role: Role, cores: Collection[int]) -> set[int]:

@@ -66,7 +66,7 @@ MEASURED_AGAINST: Final = ("memcpy", "nixl", "mooncake")
 
 def opponent(transport: str, against: str) -> str:
     """Whom `transport` is compared with where the summary says `vs_<against>`."""
-    return f"{against}-tcp" if against == "nixl" and transport.endswith("-tcp") else against
+    return f"{against}-tcp" if against == "nixl" and transport.endswith("tcp") else against
 
 
 def rows_of(measured: Measured) -> list[Row]:

@@ -117,7 +117,7 @@ def _settings(
         "memory": f"two memfds of {grid.region_bytes} bytes, shared by all contenders; each draws its own page ids",
         "timed": "from page ids to the initiator's knowledge of completion; notified_us to the target's Python code",
         "left_out": [str(cell) for cell in grid.left_out],
-        "vs_nixl": "a transport that ends in -tcp is compared with nixl-tcp",
+        "vs_nixl": "a transport that ends in tcp is compared with nixl-tcp",
         "ucx_environment": {key: value for key, value in os.environ.items() if key.startswith("UCX_")},
         "contenders": {
             entry.name: {"setup": entry.setup, "waits": entry.waits, "version": _version(entry)} for entry in entries

@@ -12,6 +12,7 @@
 
 #include "copier.hpp"
 #include "runs.hpp"
+#include "tcp_engine.hpp"
 #include "ucp_api.hpp"
 #include "ucp_worker.hpp"
 
@@ -109,6 +110,21 @@ int64_t post_ucp(UcpWorker& worker, int64_t peer, bool write, int64_t local_regi
                      timeout_s);
 }
 
+int64_t post_tcp(TcpEngine& engine, int64_t peer, bool write, int64_t local_region, int64_t remote_region,
+                 const Offsets& local, const Offsets& remote, const Offsets& length, double timeout_s) {
+  const size_t count = common_size(local, remote, length);
+  nb::gil_scoped_release released;
+  return engine.post(peer, write, local_region, remote_region, local.data(), remote.data(), length.data(), count,
+                     timeout_s);
+}
+
+int64_t add_tcp_peer(TcpEngine& engine, int fd, const nb::bytes& secret, std::vector<int64_t> region_bytes,
+                     double timeout_s) {
+  const std::string copy = as_string(secret);
+  nb::gil_scoped_release released;
+  return engine.add_peer(fd, copy, std::move(region_bytes), timeout_s);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -189,4 +205,21 @@ NB_MODULE(_native, m) {
       .def("close", &UcpWorker::close, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>())
       .def("fileno", [](UcpWorker& worker) { return worker.events().fileno(); })
       .def("drain", [](UcpWorker& worker) { return drained(worker.events()); });
+
+  nb::class_<TcpEngine>(m, "TcpEngine")
+      .def(
+          "__init__",
+          [](TcpEngine* self, const std::string& name, int listener, const nb::bytes& secret) {
+            new (self) TcpEngine(name, listener, as_string(secret));
+          },
+          nb::arg("name"), nb::arg("listener"), nb::arg("secret"))
+      .def("register_memory", &TcpEngine::register_memory, nb::arg("address"), nb::arg("length"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("add_peer", &add_tcp_peer, nb::arg("fd"), nb::arg("secret"), nb::arg("region_bytes"), nb::arg("timeout_s"))
+      .def("post", &post_tcp, nb::arg("peer"), nb::arg("write"), nb::arg("local_region"), nb::arg("remote_region"),
+           nb::arg("local"), nb::arg("remote"), nb::arg("length"), nb::arg("timeout_s"))
+      .def("fence", &TcpEngine::fence, nb::arg("peer"), nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &TcpEngine::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("fileno", [](TcpEngine& engine) { return engine.events().fileno(); })
+      .def("drain", [](TcpEngine& engine) { return drained(engine.events()); });
 }

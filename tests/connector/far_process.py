@@ -27,9 +27,10 @@ from connector.transport.base import Memory, Transport
 from connector.transport.nixl import NixlTransport
 from connector.transport.nixl_agent import MODULE as NIXL_MODULE
 from connector.transport.shm import ShmTransport
+from connector.transport.tcp import TcpTransport
 from connector.transport.ucx import UcxTransport
 
-Kind = Literal["shm", "ucx", "nixl"]
+Kind = Literal["shm", "ucx", "nixl", "tcp"]
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec(NIXL_MODULE) is None, reason=f"{NIXL_MODULE} is not installed (extra nixl)"
 )
@@ -46,6 +47,8 @@ def make_transport(kind: Kind, name: str) -> Transport:
             return UcxTransport(name)
         case "nixl":
             return NixlTransport(name)
+        case "tcp":
+            return TcpTransport(name)
 
 
 def pattern(seed: int, length: int) -> npt.NDArray[np.uint8]:

@@ -45,3 +45,8 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
 def test_unknown_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(settings, ConnectorConfig)
+
+
+def test_data_takes_any_port_unless_a_range_is_set() -> None:
+    assert ConnectorConfig().data_ports() == ConnectorConfig(port=9000).data_ports() == range(1)
+    assert ConnectorConfig(port_range="9000-9100").data_ports() == range(9000, 9101)

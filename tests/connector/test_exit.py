@@ -26,7 +26,7 @@ if sys.argv[2] == "error":
 
 @pytest.mark.process
 @pytest.mark.parametrize(("way", "code"), [("end", 0), ("error", 3)])
-@pytest.mark.parametrize("kind", ["shm", "ucx", pytest.param("nixl", marks=needs_nixl)])
+@pytest.mark.parametrize("kind", ["shm", "ucx", "tcp", pytest.param("nixl", marks=needs_nixl)])
 def test_a_process_may_end_with_batches_in_flight(kind: Kind, way: str, code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAVE, kind, way],

@@ -27,8 +27,8 @@ from tests.connector.pool import Pool
 from tests.connector.worker_process import NUM_BLOCKS, PATIENCE_S, WorkerProcess, settled, wide_worker, worker_process
 
 pytestmark = pytest.mark.process
-Name = Literal["shm", "ucx"]
-both = pytest.mark.parametrize("transport", ["shm", "ucx"])
+Name = Literal["shm", "ucx", "tcp"]
+every = pytest.mark.parametrize("transport", ["shm", "ucx", "tcp"])
 BLOCKS, TOKENS = 32, 126
 
 
@@ -60,7 +60,7 @@ async def consuming(config: ConnectorConfig) -> AsyncIterator[Consumer]:
         assert worker.connector.failure is None
 
 
-@both
+@every
 async def test_pages_come_from_another_process_exactly_as_they_were(transport: Name) -> None:
     async with consuming(ConnectorConfig(transport=transport)) as consumer:
         assert consumer.link.transport == transport
@@ -84,7 +84,7 @@ async def everything_released(producer: WorkerProcess) -> None:
     assert stats["counters"].get("sources_expired", 0) == 0
 
 
-@both
+@every
 async def test_many_reads_at_once_leave_nothing_behind(transport: Name) -> None:
     async with consuming(ConnectorConfig(transport=transport)) as consumer:
         descriptors = None
@@ -108,7 +108,7 @@ async def test_many_reads_at_once_leave_nothing_behind(transport: Name) -> None:
         assert consumer.worker.pool.custody.violations == []
 
 
-@both
+@every
 async def test_bandwidth_is_measured(transport: Name) -> None:
     async with consuming(ConnectorConfig(transport=transport)) as consumer:
         blocks = consumer.worker.pool.take(64)
@@ -184,7 +184,7 @@ async def test_a_producer_that_hangs_during_a_read_is_fenced(monkeypatch: pytest
         assert consumer.worker.pool.holds(again.blocks, 2)
 
 
-@both
+@every
 async def test_sources_of_a_killed_consumer_are_free_within_the_lease(transport: Name) -> None:
     config = ConnectorConfig(transport=transport, lease_s=2.0, renew_s=0.2)
     producer = wide_worker(new_engine_id("prefill-0"), config)

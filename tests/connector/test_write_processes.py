@@ -16,8 +16,8 @@ from tests.connector.worker_process import NUM_BLOCKS, PATIENCE_S, worker_proces
 from tests.connector.writing import Pushing, Receiving
 
 pytestmark = pytest.mark.process
-Name = Literal["shm", "ucx"]
-both = pytest.mark.parametrize("transport", ["shm", "ucx"])
+Name = Literal["shm", "ucx", "tcp"]
+every = pytest.mark.parametrize("transport", ["shm", "ucx", "tcp"])
 
 
 async def started(consumer: Consumer, seed: int) -> Receiving:
@@ -40,7 +40,7 @@ async def over(*receivings: Receiving) -> list[str]:
     return [receiving.outcomes[0].reason or receiving.outcomes[0].outcome for receiving in receivings]
 
 
-@both
+@every
 async def test_pages_are_written_by_another_process_exactly_as_they_were(transport: Name) -> None:
     async with consuming(ConnectorConfig(transport=transport, mode="write")) as consumer:
         receivings = [await started(consumer, seed) for seed in range(6)]
@@ -56,7 +56,7 @@ async def test_pages_are_written_by_another_process_exactly_as_they_were(transpo
         assert await consumer.producer.end() == 0
 
 
-@both
+@every
 async def test_a_producer_killed_under_its_writes_settles_every_destination(transport: Name) -> None:
     async with consuming(ConnectorConfig(transport=transport, mode="write")) as consumer:
         receivings = [await started(consumer, seed) for seed in range(8)]
@@ -69,7 +69,7 @@ async def test_a_producer_killed_under_its_writes_settles_every_destination(tran
         assert consumer.worker.connector.stats().blocks_quarantined == 0
 
 
-@both
+@every
 async def test_what_a_stopped_producer_may_still_write_stays_quarantined(transport: Name) -> None:
     """It is not dead: it may be in the middle of a copy, and go on whenever it is continued."""
     config = ConnectorConfig(transport=transport, mode="write", import_timeout_s=1.0)
@@ -96,7 +96,7 @@ async def test_what_a_stopped_producer_may_still_write_stays_quarantined(transpo
         assert consumer.worker.pool.holds(again.blocks, 9)
 
 
-@both
+@every
 async def test_a_consumer_killed_under_writes_gives_the_producer_its_blocks_back(transport: Name) -> None:
     config = ConnectorConfig(transport=transport, mode="write")
     async with consuming(config) as ours, worker_process(new_engine_id("decode-1"), config) as consumer:
