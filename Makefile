@@ -3,6 +3,7 @@
 #   ARGS         more for `kvferry up`, e.g. make serve ARGS="--port 9000 --decode 2"
 #   PYTHON       the interpreter to build the environment with (3.11 or newer)
 #   PIP_ARGS     more for pip
+#   BENCH_ARGS   for `kvferry bench transfer`, e.g. make bench BENCH_ARGS=--quick
 #   TORCH_INDEX  an extra package index for PyTorch: plain pip on Linux takes its CUDA build, which is several gigabytes
 #                and works without a GPU too; the index of CPU builds is the lighter choice for such a machine
 
@@ -10,6 +11,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 TORCH_INDEX ?=
 ARGS ?=
+BENCH_ARGS ?= --json bench/results/transfer.json --plot bench/results/transfer.svg
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,10 +24,10 @@ CMAKE = $(firstword $(wildcard $(BIN)/cmake) cmake)
 GENERATE = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto $(PROTOS)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-native-sanitized check generate build model clean
+.PHONY: help serve test test-native-sanitized test-rdma check bench bench-peers generate build model clean
 
 help:  ## what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 28
 
 serve: build  ## start the embedded default: local Ray, one prefill and one decode worker, one gateway
 	@exec $(BIN)/kvferry up $(ARGS)
@@ -49,6 +51,9 @@ test-native-sanitized: build  ## the native core alone, under AddressSanitizer w
 	  $$folder/kvferry_native_tests $$library $(ARGS) || exit 1; \
 	done
 
+test-rdma: build  ## the connector over real ibverbs, in an emulated guest (Debian 12, root; ARGS=--require refuses to skip)
+	@deploy/rdma-lab/run.sh $(ARGS)
+
 check: build  ## formatting, lint, types, the import rules, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -60,6 +65,24 @@ check: build  ## formatting, lint, types, the import rules, generated code
 	  $(GENERATE) --python_out="$$fresh" --grpc_python_out="$$fresh" --mypy_out="$$fresh" --mypy_grpc_out="$$fresh" && \
 	  diff -r -x __init__.py -x __pycache__ "$$fresh/rpc/v1" rpc/v1 || \
 	  { echo "rpc/v1 is not what proto/ generates: run 'make generate' and commit the result"; exit 1; }
+
+bench: build  ## measure moving pages between two processes, next to the peers that are installed
+	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(PIP) install --quiet $(PIP_ARGS) --editable '.[bench]'
+	$(BIN)/kvferry bench transfer $(BENCH_ARGS)
+
+# Without dependencies: NIXL names torch, which it does not need, and pip might replace ours. Mooncake's usual build needs
+# CUDA's driver and runtime; without them its build of the same version without CUDA is the one that loads.
+bench-peers: build  ## install NIXL and Mooncake, to be measured against
+	$(PIP) install --quiet $(PIP_ARGS) --no-deps nixl-cu12==1.5.1
+	@if ldconfig -p | grep -q 'libcuda\.so\.1' && ldconfig -p | grep -q 'libcudart\.so\.12'; then cuda=; else cuda=-non-cuda; fi; set -x; \
+	  $(PIP) uninstall --quiet --yes mooncake-transfer-engine mooncake-transfer-engine-non-cuda; \
+	  $(PIP) install --quiet $(PIP_ARGS) --no-deps mooncake-transfer-engine$$cuda==0.3.13.post1
+	@ldconfig -p | grep -q 'libibverbs\.so\.1' && ldconfig -p | grep -q 'libnuma\.so\.1' || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends libibverbs1 libnuma1; } || \
+	  { echo "Mooncake needs libibverbs and libnuma; on Debian and Ubuntu: apt-get install libibverbs1 libnuma1"; exit 1; }
+	@for module in nixl_cu12 mooncake.engine; do $(BIN)/python -c "import $$module" || exit 1; done
+	@echo "NIXL and Mooncake are installed; 'make bench' measures them too"
 
 generate: build  ## regenerate rpc/v1 from proto/
 	rm -f rpc/v1/*_pb2*.py rpc/v1/*_pb2*.pyi

@@ -32,6 +32,7 @@ from connector.importer import ImportOutcome
 from connector.imports import Reason
 from connector.link import Link
 from connector.listener import Endpoint, Listener, Listeners, ListenOn
+from connector.memory import PoolMemory
 from connector.pages import (
     LAYOUTS,
     GroupPages,
@@ -78,6 +79,7 @@ __all__ = [
     "PeerLostError",
     "PlanError",
     "PoolGeometry",
+    "PoolMemory",
     "Pull",
     "Reason",
     "Receive",

@@ -2,6 +2,9 @@
 
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from connector.transport.base import Offsets
 
 Happened = tuple[Literal["completed", "lost", "late", "fenced"], int, int, str]
@@ -27,12 +30,21 @@ def copy_runs(
     Raises `OutOfBounds`.
     """
 
+def merged_runs(
+    local: Offsets, remote: Offsets, length: Offsets, local_bytes: int, remote_bytes: int
+) -> npt.NDArray[np.int64]:
+    """Runs checked against both regions: rows of (local offset, remote offset, length), neighbours merged, none empty.
+
+    Raises `OutOfBounds`.
+    """
+
 class Copier:
     """Copies between this process's memory and mapped memory of peers on the same host, on one native thread."""
 
     def __init__(self, name: str) -> None: ...
-    def add_peer(self, pidfd: int) -> int:
-        """A peer whose process `pidfd` names; it has to stay open until the peer is fenced."""
+    def add_peer(self, pidfd: int, mapped: list[tuple[int, int]]) -> int:
+        """A peer whose process `pidfd` names, and the memory of it (address, bytes) that is mapped here; both have to
+        stay until the peer is fenced. The memory is touched in idle moments, so that its first use is not slow."""
 
     def post(
         self,
@@ -61,6 +73,9 @@ class Copier:
 
     def drain(self) -> list[Happened]:
         """What has happened since the last call."""
+
+def keep_ucx_to_itself() -> None:
+    """Set UCX's environment so that a UCX loaded later leaves signal handlers, memory functions and output alone."""
 
 def ucx_version(library: str) -> tuple[str, str]:
     """Load libucp from a path or a loader's name; its version and path. `RuntimeError` when it cannot be."""

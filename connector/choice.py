@@ -32,13 +32,22 @@ def _build_ucx(name: str, library: str) -> Transport:
     return UcxTransport(name, library)
 
 
+def _build_nixl(name: str) -> Transport:
+    from connector.transport.nixl import NixlTransport
+
+    return NixlTransport(name)
+
+
 def builders(name: str, config: ConnectorConfig) -> dict[str, Builder]:
     """The transports that `config` allows, in order of preference. `name` is for diagnostics."""
     every: dict[str, Builder] = {
         "shm": lambda: _build_shm(name),
         "ucx": lambda: _build_ucx(name, config.ucx_library),
+        "nixl": lambda: _build_nixl(name),
     }
-    return every if config.transport == AUTO else {config.transport: every[config.transport]}
+    # NIXL's UCX and ours exclude each other, so that it is never one of several.
+    wanted = ("shm", "ucx") if config.transport == AUTO else (config.transport,)
+    return {one: every[one] for one in wanted}
 
 
 def open_transports(wanted: Mapping[str, Builder], memory: Memory) -> dict[str, Transport]:

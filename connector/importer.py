@@ -73,14 +73,14 @@ class Importer:
         self._carrying_out = False
 
     def close(self, error: BaseException | None = None) -> None:
-        """Settle what is left; the transports have been closed, which fenced every peer.
+        """Settle what is left; the transports have been closed, which fenced every peer and took the memory back.
 
         With `error` one of them could not be closed. Whoever waits for an import fails then, but its blocks stay taken:
         nothing proves that the writes have stopped.
         """
         if error is None:
             for peer in self._sink.peers():
-                self._carry_out(self._sink.fenced(peer, "the connector was closed", self._clock()))
+                self.gone(peer, "the connector was closed")
         for owner in self._owners.values():
             if not owner.settled.done():
                 owner.settled.set_exception(ImportFailed(Reason.PEER_LOST, "its transport could not be closed"))
@@ -117,6 +117,7 @@ class Importer:
             self._carry_out(self._sink.post_failed(transfer_id, reason, str(error), self._clock()))
         else:
             self._carry_out(self._sink.posting_done(transfer_id, self._clock()))
+            self._lanes.look(peer)
         return settled
 
     def expect(

@@ -82,6 +82,8 @@ class Lanes:
             for transport in self.transports.values():
                 loop.remove_reader(transport.fileno())
                 every.callback(transport.close)
+        self._peers.clear()
+        self._fencing.clear()
 
     def connect(self, offered: Mapping[str, bytes], peer: str) -> PeerKey:
         """Connect to a peer by the first transport that reaches it. `offered` are its descriptions.
@@ -105,6 +107,10 @@ class Lanes:
         posted = transport.post(number, op, batch.local_region, batch.remote_region, batch.runs, self._timeout_s)
         self._posters[name, posted] = poster
         return name, posted
+
+    def look(self, peer: PeerKey) -> None:
+        """What was posted to this peer just now may have ended already: tell at once, without a turn of the loop."""
+        self._poll(peer[0])
 
     def fence(self, peer: PeerKey, cause: str) -> None:
         """Begin to tear the connection to a peer down by force; everyone is told, once, when that has been done. If it

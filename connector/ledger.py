@@ -81,6 +81,12 @@ class Ledger:
             frames.append(Renew(consumer=self._us, producer=self._producer, sequence=self._sequence, transfer_ids=ids))
         return frames
 
+    def heartbeat(self, now: float) -> Renew:
+        """A frame that renews nothing: it asks the producer for a sign of life, and gives it one."""
+        self._sequence += 1
+        self._asked_at[self._sequence] = now
+        return Renew(consumer=self._us, producer=self._producer, sequence=self._sequence, transfer_ids=[])
+
     def renewed(self, reply: RenewReply) -> list[str]:
         """Count leases again from when they were asked for. Returns the transfers whose source has ended."""
         asked_at = self._asked_at.pop(reply.sequence, None)

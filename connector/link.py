@@ -1,14 +1,14 @@
 """The consumer's way to one producer: its control connection and its data peer.
 
-A link is made by a handshake that succeeds, and then looks after itself: when the control connection or the data peer
-is lost it shakes hands again, after 1 s at first, doubling to 60 s. Only another incarnation at that address, or the
-link's owner, ends it. What is owed to the producer meanwhile stands in the ledger.
+A link is made by a handshake that succeeds, and then looks after itself, as `connector.peer` decides: when the control
+connection or the data peer is lost it shakes hands again. What is owed to the producer meanwhile stands in the ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import Counter
 from collections.abc import Callable
 
@@ -24,20 +24,24 @@ from connector.lease import Lease
 from connector.ledger import Ledger
 from connector.listener import Endpoint
 from connector.pages import PoolGeometry
+from connector.peer import LOST_AFTER, DialAt, DropControl, Instruction, Peer, PeerState
 from connector.wire import AckReply, Bye, Commit, Failed, Refused, RenewReply, Stopped
 
 logger = logging.getLogger(__name__)
 
-FIRST_RETRY_S = 1.0
-LAST_RETRY_S = 60.0
 ADDRESSED = (RenewReply, AckReply, Commit, Failed, Stopped)
+
+
+class _Left(WireError):
+    """The peer has said goodbye."""
 
 
 class Link:
     """One peer. `gb_per_s` is the last measured bandwidth, 0 until there is one.
 
-    Leases are renewed every `renew_s`, or oftener where the producer's are short; any answer has to come within
-    `answer_s`. `on_gone` hears that the peer will never come back, `on_fault` of a mistake of this worker.
+    Leases are renewed every `renew_s`, or oftener where the producer's are short; a sign of life is asked for every
+    `heartbeat_s`; a handshake's answers have to come within `answer_s`. `on_gone` hears that the peer will never come
+    back, `on_fault` of a mistake of this worker.
     """
 
     def __init__(
@@ -47,10 +51,12 @@ class Link:
         endpoint: Endpoint,
         session: Session,
         lanes: Lanes,
+        tls: ssl.SSLContext | None,
         importer: Importer,
         clock: Callable[[], float],
         *,
         renew_s: float,
+        heartbeat_s: float,
         answer_s: float,
         counters: Counter[str],
         on_gone: Callable[[Link], None],
@@ -61,7 +67,6 @@ class Link:
         self.transport = session.data_peer[0]
         self.geometry: PoolGeometry = session.record.geometry
         self.gb_per_s = 0.0
-        self.gone = False
         self.ledger = Ledger(
             us.engine_id,
             peer,
@@ -75,9 +80,12 @@ class Link:
         self._data_peer: PeerKey | None = session.data_peer
         self._reached_by: PeerKey = session.data_peer
         self._lanes = lanes
+        self._tls = tls
         self._importer = importer
         self._clock = clock
         self._renew_s = min(renew_s, session.record.lease_s / 3)
+        self._heartbeat_s = min(heartbeat_s, self._renew_s)
+        self._state = Peer(str(peer), self._heartbeat_s, clock())
         self._answer_s = answer_s
         self._on_gone = on_gone
         self._on_fault = on_fault
@@ -93,8 +101,13 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether leases are being renewed and pages can be read at this moment."""
-        return self._connection is not None and self._data_peer is not None
+        """Whether it answers, and pages can be had of it, at this moment: whether it may be given new work."""
+        return self._state.usable and self._connection is not None and self._data_peer is not None
+
+    @property
+    def gone(self) -> bool:
+        """Whether it will never come back."""
+        return self._state.state is PeerState.GONE
 
     @property
     def data_peer(self) -> PeerKey | None:
@@ -134,13 +147,11 @@ class Link:
     def data_lost(self, cause: str) -> None:
         """The data peer has been fenced: shake hands again, and connect anew."""
         self._data_peer = None
-        if self._connection is not None:
-            logger.warning("the data connection to %s is down (%s); shaking hands again", self.peer, cause)
-            self._connection.abort()
+        self._carry_out(self._state.data_lost(cause))
 
     def process_ended(self, cause: str) -> None:
         """The peer's process is known to have ended: nothing of it is written any more, and it will not come back."""
-        self.gone = True
+        self._state.gone(cause, self._clock())
         self._fence(cause)
         self._importer.gone(self._reached_by, cause)
 
@@ -155,7 +166,7 @@ class Link:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        self.gone = True
+        self._state.gone("the link was closed", self._clock())
         writes = self._importer.stop_writes(self._reached_by)
         if writes and self._connection is not None:
             await asyncio.wait(writes, timeout=self._answer_s)
@@ -195,57 +206,81 @@ class Link:
                     both.create_task(self._speak(connection))
                     both.create_task(self._listen(connection))
             except* (WireError, HandshakeError) as lost:
-                logger.warning("the control connection to %s is lost: %s", self.peer, lost.exceptions[0])
+                error = lost.exceptions[0]
+                level = logging.INFO if isinstance(error, _Left) else logging.WARNING
+                logger.log(level, "the control connection to %s is lost: %s", self.peer, error)
+                cause = str(error)
             self._connection = None
             self.ledger.disconnected()
             self._settle_confirmations(every=True)
             await connection.close()
             if self.gone:  # a cancellation that met a lost connection is swallowed by the task group
                 return
-            self._connection = await self._connect_again()
+            self._connection = await self._connect_again(self._state.lost(cause, self._clock()))
 
-    async def _connect_again(self) -> Connection | None:
-        delay_s = FIRST_RETRY_S
-        while True:
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, LAST_RETRY_S)
+    async def _connect_again(self, instructions: list[Instruction]) -> Connection | None:
+        while instructions:
+            (dial_at,) = instructions
+            assert isinstance(dial_at, DialAt)
+            await asyncio.sleep(max(dial_at.when - self._clock(), 0))
+            self._state.dialling(self._clock())
             try:
-                session = await dial(self._us, self.peer, self.endpoint, self._lanes, self._data_peer, self._answer_s)
+                session = await dial(
+                    self._us, self.peer, self.endpoint, self._lanes, self._data_peer, self._answer_s, self._tls
+                )
             except WrongIncarnationError as error:
                 logger.warning("%s", error)
                 self.process_ended(str(error))
                 self._on_gone(self)
                 return None
             except (HandshakeError, TransportError) as error:
-                logger.warning("no link to %s yet, next try in %.0f s: %s", self.peer, delay_s, error)
+                logger.warning("no link to %s yet: %s", self.peer, error)
+                instructions = self._state.refused(str(error), self._clock())
             else:
+                self._state.linked(self._clock())
                 self._importer.moved(self._reached_by, session.data_peer)
                 self._data_peer = self._reached_by = session.data_peer
                 self.transport = session.data_peer[0]
                 logger.info("linked to %s again, pages by %s", self.peer, self.transport)
                 return session.connection
+        return None
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, DropControl) and self._connection is not None:
+                logger.warning("shaking hands with %s again: %s", self.peer, instruction.cause)
+                self._connection.abort()
 
     async def _speak(self, connection: Connection) -> None:
         renew_at = self._clock()
         while True:
             now = self._clock()
+            self._carry_out(self._state.tick(now))
             if now >= renew_at:
                 renew_at = now + self._renew_s
                 for renewal in self.ledger.renewals(now):
                     await connection.send(renewal, self._answer_s)
-            for ack in self.ledger.due(now):
-                await connection.send(ack, self._answer_s)
+            else:
+                await connection.send(self.ledger.heartbeat(now), self._answer_s)
+            await self._speak_until(connection, min(renew_at, now + self._heartbeat_s))
+
+    async def _speak_until(self, connection: Connection, when: float) -> None:
+        """Send what comes up until then."""
+        while True:
+            for frame in self.ledger.due(self._clock()):
+                await connection.send(frame, self._answer_s)
             self._settle_confirmations()
             try:
-                async with asyncio.timeout(max(renew_at - self._clock(), 0)):
+                async with asyncio.timeout(max(when - self._clock(), 0)):
                     await self._wake.wait()
             except TimeoutError:
-                pass  # time to renew
+                return
             self._wake.clear()
 
     async def _listen(self, connection: Connection) -> None:
         while True:
-            frame = await connection.receive(self._renew_s + self._answer_s)
+            frame = await connection.receive(LOST_AFTER * self._heartbeat_s + self._answer_s)
+            self._state.heard(self._clock())
             if isinstance(frame, ADDRESSED) and (frame.consumer, frame.producer) != (self._us.engine_id, self.peer):
                 raise WireError(f"{self.peer} spoke for {frame.producer} to {frame.consumer}")
             match frame:
@@ -262,7 +297,7 @@ class Link:
                 case Stopped():
                     self._importer.not_written(frame.transfer_id, "the producer has stopped")
                 case Bye():
-                    raise WireError(f"it is leaving ({frame.reason})")
+                    raise _Left(f"it is leaving ({frame.reason})")
                 case Refused():
                     raise HandshakeError(f"it refused ({frame.reason}): {frame.detail}")
                 case _:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy import paths
 from deploy.config import Configuration, resolve, show
-from deploy.errors import EXIT_OK
+from deploy.errors import EXIT_OK, MeasurementFailed, Refused
 from deploy.output import private_copy
 from deploy.reporting import Pipe, Progress, Terminal
 from deploy.settings import DEFAULT_MODEL
@@ -92,6 +92,17 @@ def parser() -> argparse.ArgumentParser:
     fetch = model.add_parser("fetch", help="download and convert a model into the cache; prints its folder")
     fetch.add_argument("name", nargs="?", help="a known name; the default model if left out")
     fetch.set_defaults(run=_model_fetch)
+
+    bench = commands.add_parser("bench", help="measurements").add_subparsers(metavar="COMMAND", required=True)
+    transfer = bench.add_parser("transfer", help="moving pages between two processes, next to other libraries")
+    transfer.add_argument("--rounds", type=int, metavar="N", help="operations of each contender in a cell, at most")
+    transfer.add_argument("--quick", action="store_true", help="a few small cells and rounds: does it run at all?")
+    transfer.add_argument("--full", action="store_true", help="the largest cells too, which need 8 GiB of memory")
+    transfer.add_argument("--transports", metavar="A,B", help="only these contenders")
+    transfer.add_argument("--json", type=Path, metavar="FILE", help="write all results to a file")
+    transfer.add_argument("--plot", type=Path, metavar="FILE", help="draw them, as .png or .svg")
+    transfer.add_argument("--seed", type=int, default=0, metavar="S", help="of the order and the pages drawn")
+    transfer.set_defaults(run=_bench_transfer)
     return root
 
 
@@ -159,4 +170,26 @@ def _model_fetch(options: argparse.Namespace, _arguments: list[str]) -> int:
     finally:
         terminal.finish()
     print(folder)
+    return EXIT_OK
+
+
+def _bench_transfer(options: argparse.Namespace, _arguments: list[str]) -> int:
+    from bench.errors import BadRequest, BenchError
+    from bench.transfer.run import Options, run_transfer
+
+    asked = Options(
+        rounds=options.rounds,
+        quick=options.quick,
+        full=options.full,
+        transports=options.transports,
+        json=options.json,
+        plot=options.plot,
+        seed=options.seed,
+    )
+    try:
+        run_transfer(asked)
+    except BadRequest as error:
+        raise Refused(str(error)) from error
+    except BenchError as error:
+        raise MeasurementFailed(str(error)) from error
     return EXIT_OK

@@ -8,6 +8,7 @@ DeployError                  one sentence: what happened, with which value, what
 │   ├── ResourcesError       Ray does not have what the workers ask for
 │   └── AlreadyRunning       a cluster of that name is up
 ├── NotRunning          3    there is no such cluster
+├── MeasurementFailed   1    a measurement broke, or what it measured did not do what it says
 └── StartFailed         1    something broke on the way up, or later
     ├── ConversionFailed     the default model could not be fetched or converted
     └── WorkerDied           a worker's process ended by itself; carries the end of its log
@@ -64,6 +65,10 @@ class NotRunning(DeployError):
     """There is no such cluster."""
 
     exit_code = EXIT_NOT_RUNNING
+
+
+class MeasurementFailed(DeployError):
+    """A measurement broke, or found that what it measures does not do what it says."""
 
 
 class StartFailed(DeployError):

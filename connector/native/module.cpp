@@ -6,7 +6,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <tuple>
+#include <vector>
 
 #include "copier.hpp"
 #include "runs.hpp"
@@ -69,6 +71,23 @@ void copy_runs(uintptr_t destination, int64_t destination_bytes, uintptr_t sourc
   copy_now(reinterpret_cast<char*>(destination), reinterpret_cast<const char*>(source), runs);
 }
 
+using RunTable = nb::ndarray<nb::numpy, int64_t, nb::shape<-1, 3>, nb::c_contig>;
+static_assert(sizeof(Run) == 3 * sizeof(int64_t));
+
+RunTable merged_runs(const Offsets& local, const Offsets& remote, const Offsets& length, int64_t local_bytes,
+                     int64_t remote_bytes) {
+  const size_t count = common_size(local, remote, length);
+  std::unique_ptr<std::vector<Run>> runs;
+  {
+    nb::gil_scoped_release released;
+    runs = std::make_unique<std::vector<Run>>(
+        checked_and_merged(local.data(), remote.data(), length.data(), count, local_bytes, remote_bytes));
+  }
+  std::vector<Run>* kept = runs.release();
+  nb::capsule owner(kept, [](void* vector) noexcept { delete static_cast<std::vector<Run>*>(vector); });
+  return RunTable(kept->data(), {kept->size(), 3}, owner);
+}
+
 std::string as_string(const nb::bytes& bytes) { return {static_cast<const char*>(bytes.data()), bytes.size()}; }
 
 nb::bytes as_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
@@ -100,9 +119,19 @@ NB_MODULE(_native, m) {
   m.def("copy_runs", &copy_runs, nb::arg("destination"), nb::arg("destination_bytes"), nb::arg("source"),
         nb::arg("source_bytes"), nb::arg("to"), nb::arg("from_"), nb::arg("length"));
 
+  m.def("merged_runs", &merged_runs, nb::arg("local"), nb::arg("remote"), nb::arg("length"), nb::arg("local_bytes"),
+        nb::arg("remote_bytes"));
+
   nb::class_<Copier>(m, "Copier")
       .def(nb::init<std::string>(), nb::arg("name"))
-      .def("add_peer", &Copier::add_peer, nb::arg("pidfd"))
+      .def(
+          "add_peer",
+          [](Copier& copier, int pidfd, const std::vector<std::pair<uintptr_t, int64_t>>& mapped) {
+            std::vector<std::pair<char*, int64_t>> memory;
+            for (const auto& [address, bytes] : mapped) memory.emplace_back(reinterpret_cast<char*>(address), bytes);
+            return copier.add_peer(pidfd, std::move(memory));
+          },
+          nb::arg("pidfd"), nb::arg("mapped"))
       .def("post", &post_copy, nb::arg("peer"), nb::arg("write"), nb::arg("local_address"), nb::arg("local_bytes"),
            nb::arg("remote_address"), nb::arg("remote_bytes"), nb::arg("local"), nb::arg("remote"), nb::arg("length"),
            nb::arg("timeout_s"))
@@ -110,6 +139,8 @@ NB_MODULE(_native, m) {
       .def("close", &Copier::close, nb::call_guard<nb::gil_scoped_release>())
       .def("fileno", [](Copier& copier) { return copier.events().fileno(); })
       .def("drain", [](Copier& copier) { return drained(copier.events()); });
+
+  m.def("keep_ucx_to_itself", &keep_ucx_to_itself);
 
   m.def(
       "ucx_version",

@@ -17,17 +17,6 @@ void bind(void* library, const char* name, Function& function) {
   if (function == nullptr) throw std::runtime_error(std::string("UCX lacks the function ") + name);
 }
 
-void keep_out_of_the_process() {
-  // UCX reads these when it is loaded. It must neither take over the process's signal handlers nor patch its memory
-  // functions: both belong to whoever owns the process. Nor must it write to the process's output, where it otherwise
-  // reports each peer that dies. A value that the user has set stays.
-  setenv("UCX_HANDLE_ERRORS", "none", 0);
-  setenv("UCX_ERROR_SIGNALS", "", 0);
-  setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);
-  setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
-  setenv("UCX_LOG_FILE", "stderr", 0);
-}
-
 // Other packages' copies carry a hash at the end of the name.
 bool names_ucp(const std::string& path) { return path.compare(path.rfind('/') + 1, 6, "libucp") == 0; }
 
@@ -65,7 +54,7 @@ bool is_present(const std::string& wanted, const std::string& present) {
 UcpApi load(std::string path) {
   const std::string present = present_library();
   if (present.empty())
-    keep_out_of_the_process();
+    keep_ucx_to_itself();
   else if (is_present(path, present))
     path = present;
   else
@@ -84,6 +73,17 @@ UcpApi load(std::string path) {
 }
 
 }  // namespace
+
+void keep_ucx_to_itself() {
+  // UCX reads these when it is loaded. It must neither take over the process's signal handlers nor patch its memory
+  // functions: both belong to whoever owns the process. Nor must it write to the process's output, where it otherwise
+  // reports each peer that dies. A value that the user has set stays.
+  setenv("UCX_HANDLE_ERRORS", "none", 0);
+  setenv("UCX_ERROR_SIGNALS", "", 0);
+  setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);
+  setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
+  setenv("UCX_LOG_FILE", "stderr", 0);
+}
 
 const UcpApi& load_ucp(const std::string& path) {
   static std::mutex mutex;

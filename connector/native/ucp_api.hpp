@@ -48,6 +48,9 @@ struct UcpApi {
   std::string text(ucs_status_t status) const { return ucs_status_string(status); }
 };
 
+// What UCX finds in the environment when it is loaded, set so that it leaves the process alone. For whoever loads one.
+void keep_ucx_to_itself();
+
 // Loads `path` (or a name that the loader finds) once per process; the same installation again gives the same library.
 // Throws std::runtime_error when it cannot be loaded, or when another one is in the process already, whoever loaded it.
 const UcpApi& load_ucp(const std::string& path);

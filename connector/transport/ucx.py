@@ -11,7 +11,6 @@ their shape (`connector.transport.ucx_key` says what remains). Both come only fr
 
 from __future__ import annotations
 
-import hashlib
 import os
 import weakref
 from typing import Annotated
@@ -22,6 +21,7 @@ from connector._native import OutOfBounds, UcpWorker, ucx_version
 from connector.errors import OutOfBoundsError, PeerLostError, RegistrationError, TransportError, UnreachableError
 from connector.transport.base import FENCE_TIMEOUT_S, Completed, Event, Fenced, Memory, Op, PeerDown, Runs
 from connector.transport.registration import pinning_advice, refusal, why_unusable
+from connector.transport.sealed import seal, unseal
 from connector.transport.ucx_key import MARGIN, why_malformed
 from connector.transport.ucx_library import find_library
 
@@ -42,15 +42,6 @@ class _Description(msgspec.Struct, frozen=True):
     version: str
     address: bytes
     regions: tuple[_Region, ...]
-
-
-class _Sealed(msgspec.Struct, frozen=True):
-    body: bytes
-    digest: bytes
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16).digest()
 
 
 def _missing_tcp() -> str:
@@ -117,18 +108,11 @@ class UcxTransport:
             address = self._worker.address()
         except RuntimeError as error:
             raise TransportError(f"{self._owner}: {error}") from error
-        body = msgspec.msgpack.encode(_Description(self.version, address, regions))
-        return msgspec.msgpack.encode(_Sealed(body, _digest(body)))
+        return seal(_Description(self.version, address, regions))
 
     def connect(self, description: bytes) -> int:
         """See `Transport.connect`."""
-        try:
-            sealed = msgspec.msgpack.decode(description, type=_Sealed)
-            if sealed.digest != _digest(sealed.body):
-                raise UnreachableError("the peer's ucx description is damaged: its digest does not match")
-            described = msgspec.msgpack.decode(sealed.body, type=_Description)
-        except msgspec.MsgspecError as error:
-            raise UnreachableError(f"the peer's ucx description is damaged: {error}") from error
+        described = unseal(description, _Description, self.name)
         if _minor(described.version) != _minor(self.version):
             raise UnreachableError(
                 f"the peer uses UCX {described.version}, this worker {self.version}; different minor versions crash "

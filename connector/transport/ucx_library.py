@@ -29,7 +29,7 @@ def find_library(wanted: str) -> str:
         if not Path(wanted).is_file():
             raise RegistrationError(f"connector.ucx_library is {wanted!r}, which is no file")
         return wanted
-    loaded = _loaded()
+    loaded = loaded_library()
     if loaded is not None:
         return loaded
     if has_rdma_devices() and _system_has_it():
@@ -43,7 +43,8 @@ def has_rdma_devices() -> bool:
     return devices.is_dir() and any(devices.iterdir())
 
 
-def _loaded() -> str | None:
+def loaded_library() -> str | None:
+    """The file of the libucp that is in this process already, whoever loaded it."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         path = line.partition("/")[2]
         if path and Path(path).name.startswith("libucp"):

@@ -70,6 +70,7 @@ class Batch:
         self.peer = peer
         self.target = target
         self.terminal = False
+        self.lost = False
         self.timeout_s = timeout_s
         self._op = op
         self._regions = regions
@@ -97,6 +98,11 @@ class Batch:
     def lose(self) -> None:
         """Move what is left, and never report it."""
         self.move()
+        self.lost = True
+        self.drop()
+
+    def drop(self) -> None:
+        """It is no more: nothing moves, and nothing is reported."""
         self.terminal = True
         self.initiator.forget(self)
 
@@ -151,7 +157,8 @@ class Fabric:
         return [batch for end in self.ends.values() for batch in end.in_flight]
 
     def kill(self, name: str, *, reported: bool = True) -> None:
-        """The process of this end is gone; its peers hear of it, unless not `reported`. Nothing in flight stops."""
+        """The process of this end is gone; its peers hear of it, unless not `reported`. What it has posted may go on
+        until its peer has fenced it; what its peers have posted goes on."""
         self.ends[name].alive = False
         if reported:
             for end in self.ends.values():
@@ -258,6 +265,10 @@ class FabricTransport:
         if state == "being fenced":
             for batch in [batch for batch in self.in_flight if batch.peer == peer]:
                 batch.fail("fenced")
+            theirs = self._fabric.ends[name]
+            if not theirs.alive:  # a process that lives goes on writing, whatever this end does
+                for batch in [batch for batch in theirs.in_flight if batch.target is self]:
+                    batch.drop()
             self._peers[peer] = (name, "fenced")
             self.report(Fenced(peer=peer))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import json
 import mmap
 import os
@@ -16,23 +17,35 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from connector.transport.base import Memory, Transport
+from connector.transport.nixl import NixlTransport
+from connector.transport.nixl_agent import MODULE as NIXL_MODULE
 from connector.transport.shm import ShmTransport
 from connector.transport.ucx import UcxTransport
 
-Kind = Literal["shm", "ucx"]
+Kind = Literal["shm", "ucx", "nixl"]
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec(NIXL_MODULE) is None, reason=f"{NIXL_MODULE} is not installed (extra nixl)"
+)
 SIZES = (48 << 20, 64 << 10)
 """Bytes of the two regions on either side."""
 
 
 def make_transport(kind: Kind, name: str) -> Transport:
     """A transport of that kind."""
-    return ShmTransport(name) if kind == "shm" else UcxTransport(name)
+    match kind:
+        case "shm":
+            return ShmTransport(name)
+        case "ucx":
+            return UcxTransport(name)
+        case "nixl":
+            return NixlTransport(name)
 
 
 def pattern(seed: int, length: int) -> npt.NDArray[np.uint8]:
@@ -142,4 +155,4 @@ def serve(kind: Kind, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    serve("shm" if sys.argv[1] == "shm" else "ucx", int(sys.argv[2]))
+    serve(cast(Kind, sys.argv[1]), int(sys.argv[2]))

@@ -20,6 +20,7 @@ def not_built() -> Transport:
 def test_shared_memory_comes_first_and_a_required_transport_alone() -> None:
     assert list(builders("decode-0", ConnectorConfig())) == ["shm", "ucx"]
     assert list(builders("decode-0", ConnectorConfig(transport="ucx"))) == ["ucx"]
+    assert list(builders("decode-0", ConnectorConfig(transport="nixl"))) == ["nixl"]
 
 
 def test_what_cannot_be_used_is_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:

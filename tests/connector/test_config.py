@@ -41,7 +41,7 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize("settings", [{"transprot": "shm"}, {"transport": "nixl"}, {"mode": "push"}])
+@pytest.mark.parametrize("settings", [{"transprot": "shm"}, {"transport": "pigeon"}, {"mode": "push"}])
 def test_unknown_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(settings, ConnectorConfig)

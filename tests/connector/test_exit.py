@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.connector.far_process import Kind
+from tests.connector.far_process import Kind, needs_nixl
 
 # The memory goes before the transport does, as it may when a process ends.
 LEAVE = """
@@ -26,7 +26,7 @@ if sys.argv[2] == "error":
 
 @pytest.mark.process
 @pytest.mark.parametrize(("way", "code"), [("end", 0), ("error", 3)])
-@pytest.mark.parametrize("kind", ["shm", "ucx"])
+@pytest.mark.parametrize("kind", ["shm", "ucx", pytest.param("nixl", marks=needs_nixl)])
 def test_a_process_may_end_with_batches_in_flight(kind: Kind, way: str, code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAVE, kind, way],

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from connector import _native
-from connector._native import Copier, OutOfBounds, copy_runs, ucx_version
+from connector._native import Copier, OutOfBounds, copy_runs, merged_runs, ucx_version
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -47,6 +47,25 @@ def test_a_run_that_leaves_a_region_is_named_and_nothing_is_copied(bad: tuple[in
     with pytest.raises(OutOfBounds, match=message):
         copy(destination, source, (0, 0, 5), bad)
     assert not destination.any()
+
+
+def merged(*runs: tuple[int, int, int]) -> npt.NDArray[np.int64]:
+    """Runs of (local, remote, length) between regions of 20 and 50 bytes."""
+    table = np.array(runs, dtype=np.int64).reshape(-1, 3)
+    local, remote, length = (np.ascontiguousarray(table[:, column]) for column in range(3))
+    return merged_runs(local, remote, length, 20, 50)
+
+
+def test_runs_are_merged_where_they_touch_on_both_sides() -> None:
+    runs = merged((0, 10, 5), (5, 15, 5), (10, 30, 5), (16, 35, 2), (20, 20, 0), (18, 37, 1))
+    assert runs.tolist() == [[0, 10, 10], [10, 30, 5], [16, 35, 3]]
+    assert merged().shape == (0, 3)
+    assert merged((20, 50, 0)).shape == (0, 3)
+
+
+def test_runs_that_leave_a_region_are_not_merged() -> None:
+    with pytest.raises(OutOfBounds, match="run 1 of the batch leaves the remote region: offset 49, length 2"):
+        merged((0, 0, 5), (0, 49, 2))
 
 
 def test_arrays_of_different_lengths_are_refused() -> None:

@@ -14,7 +14,7 @@ from connector.transport.ucx_library import SYSTEM, find_library
 def pretend(
     monkeypatch: pytest.MonkeyPatch, *, loaded: str | None = None, devices: bool = False, system: bool = False
 ) -> None:
-    monkeypatch.setattr(module, "_loaded", lambda: loaded)
+    monkeypatch.setattr(module, "loaded_library", lambda: loaded)
     monkeypatch.setattr(module, "has_rdma_devices", lambda: devices)
     monkeypatch.setattr(module, "_system_has_it", lambda: system)
 

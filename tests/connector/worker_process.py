@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from connector import ConnectorConfig, Endpoint, EngineId, ImportFailed, SourceRef
+from connector import ConnectorConfig, DestinationRef, Endpoint, EngineId, ImportFailed, SourceRef
 from tests.connector.pair import Held, Reading, Worker
 from tests.connector.pool import WIDE, Pool
+from tests.connector.writing import Pushing, Receiving
 
 NUM_BLOCKS = 512
 PATIENCE_S = 120.0
@@ -35,6 +36,8 @@ class Commands:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._held: dict[str, Held] = {}
+        self._pushing: dict[str, Pushing] = {}
+        self._receiving: list[Receiving] = []
 
     async def start(self) -> dict[str, Any]:
         """Start the connector."""
@@ -45,6 +48,27 @@ class Commands:
         """Open and hold a source."""
         held = Held(self._worker, EngineId(*consumer), transfer_id)
         return dict(msgspec.to_builtins(held.hold(num_tokens, seed)))
+
+    async def write(self, destination: dict[str, Any], seed: int) -> dict[str, Any]:
+        """Open a WRITE."""
+        ref = msgspec.convert(destination, DestinationRef)
+        self._pushing[ref.transfer_id] = Pushing(self._worker, ref, seed)
+        return {}
+
+    async def compute(self, transfer_id: str, num_tokens: int) -> dict[str, Any]:
+        """The forward pass of a WRITE has come this far; at the prompt's end it is finished."""
+        pushing = self._pushing[transfer_id]
+        pushing.compute(num_tokens)
+        if num_tokens == pushing.num_tokens:
+            pushing.finish()
+        return {}
+
+    async def receive(self, name: str, num_tokens: int) -> dict[str, Any]:
+        """Expect a WRITE of a producer that this worker is connected to."""
+        link = self._worker.connector.link(name)
+        assert link is not None
+        self._receiving.append(Receiving(self._worker, link, num_tokens))
+        return dict(msgspec.to_builtins(self._receiving[-1].destination))
 
     async def connect(self, name: str, incarnation: int, host: str, port: int) -> dict[str, Any]:
         """Connect to a producer."""

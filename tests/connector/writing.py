@@ -11,6 +11,7 @@ from connector import (
     Imported,
     ImportFailed,
     ImportOutcome,
+    Link,
     Receive,
     SourceEnd,
     new_transfer_id,
@@ -18,20 +19,18 @@ from connector import (
 from tests.connector.pair import Pair, Worker
 from tests.connector.pool import BLOCK_SIZE
 
-LAYERS = (0, 1, 2)
-
 
 class Receiving:
     """The decode worker's end: `outcomes` are the calls of `on_settled`, which gives the blocks back unless the pages
     are good."""
 
-    def __init__(self, pair: Pair, num_tokens: int = 10, local_blocks: int = 0) -> None:
-        self.worker: Worker = pair.decode
+    def __init__(self, worker: Worker, link: Link, num_tokens: int = 10, local_blocks: int = 0) -> None:
+        self.worker = worker
         self.blocks = self.worker.pool.take(-(-num_tokens // BLOCK_SIZE) - local_blocks)
         self.outcomes: list[ImportOutcome] = []
         self.settled = asyncio.Event()
         self.receive: Receive = self.worker.connector.receive(
-            pair.link,
+            link,
             new_transfer_id(),
             {"full": self.blocks},
             num_tokens,
@@ -65,8 +64,8 @@ class Receiving:
 class Pushing:
     """The prefill worker's end: its blocks go back when the source ends."""
 
-    def __init__(self, pair: Pair, destination: DestinationRef, seed: int = 1) -> None:
-        self.worker: Worker = pair.prefill
+    def __init__(self, worker: Worker, destination: DestinationRef, seed: int = 1) -> None:
+        self.worker = worker
         self.transfer_id = destination.transfer_id
         self.num_tokens = destination.num_tokens
         self.blocks = self.worker.pool.take(-(-destination.num_tokens // BLOCK_SIZE))
@@ -80,9 +79,9 @@ class Pushing:
             self.worker.pool.give_back(self.blocks)
             raise
 
-    def compute(self, num_tokens: int | None = None, layers: tuple[int, ...] = LAYERS) -> None:
-        """The forward pass has come this far."""
-        for layer in layers:
+    def compute(self, num_tokens: int | None = None, layers: tuple[int, ...] = ()) -> None:
+        """The forward pass has come this far, in all layers or in these."""
+        for layer in layers or tuple(page.layer for page in self.worker.pool.geometry.groups[0].layers):
             self.worker.connector.sources.computed(
                 self.transfer_id, {"full": self.blocks}, layer, num_tokens or self.num_tokens
             )
@@ -104,5 +103,5 @@ class Pushing:
 
 def started(pair: Pair, num_tokens: int = 10, seed: int = 1) -> tuple[Receiving, Pushing]:
     """A WRITE of which nothing has been computed."""
-    receiving = Receiving(pair, num_tokens)
-    return receiving, Pushing(pair, receiving.destination, seed)
+    receiving = Receiving(pair.decode, pair.link, num_tokens)
+    return receiving, Pushing(pair.prefill, receiving.destination, seed)
