@@ -30,6 +30,10 @@ from connector.transport.base import Offsets
 
 logger = logging.getLogger(__name__)
 
+QUIET_S = {"ucx": 5.0, "nixl": 5.0}
+"""How long what a dead producer had written may still arrive, by transport. Bytes that lie in this host's sockets are
+moved by UCX's own progress, which the fence of our connection does not stop; it takes milliseconds."""
+
 
 class ImportOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an import ended: it owns no destination block any more. `reason` is empty when it was published."""
@@ -190,7 +194,8 @@ class Importer:
 
     def peer_down(self, peer: PeerKey, cause: str, gone: bool) -> None:
         """See `Watcher`."""
-        self._carry_out(self._sink.peer_down(peer, cause, self._clock(), gone=gone))
+        quiet_s = QUIET_S.get(peer[0], 0.0)
+        self._carry_out(self._sink.peer_down(peer, cause, self._clock(), gone=gone, quiet_s=quiet_s))
 
     def fenced(self, peer: PeerKey, cause: str) -> None:
         """See `Watcher`."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import StrEnum
+from math import inf
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -109,7 +110,8 @@ Instruction: TypeAlias = Landed | Settled | Fence | StopWriting
 class Import:
     """One transfer as its consumer sees it. Only `Sink` changes it.
 
-    `written`: the producer writes it. `gone`: the producer's process has ended, so that a fence ends that too.
+    `written`: the producer writes it. `gone`: the producer's process has ended, so that a fence ends that too; at
+    `quiet_at` nothing of it can be on its way any more.
     """
 
     def __init__(
@@ -132,6 +134,8 @@ class Import:
         self.posting = True
         self.written = False
         self.gone = False
+        self.quiet_s = 0.0
+        self.quiet_at = inf
         self.pending: set[BatchKey] = set()
         self.reason: Reason | None = None
         self.detail = ""

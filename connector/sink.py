@@ -211,15 +211,19 @@ class Sink:
         self._give_up(found, ImportState.FAILING, Reason.SOURCE_EXPIRED, detail, now)
         return self.not_written(transfer_id, detail, now) if found.written else self._advance(found, now)
 
-    def peer_down(self, peer: PeerKey, cause: str, now: float, *, gone: bool = True) -> list[Instruction]:
+    def peer_down(
+        self, peer: PeerKey, cause: str, now: float, *, gone: bool = True, quiet_s: float = 0.0
+    ) -> list[Instruction]:
         """The peer cannot be reached, or must not be. Its batches may never complete, so it is fenced.
 
-        `gone`: its process has ended, as far as the transport can tell; otherwise it may still write.
+        `gone`: its process has ended, as far as the transport can tell; otherwise it may still write. What it had sent
+        before may still be on its way for `quiet_s` after the fence.
         """
         self.counters["peers_down"] += 1
         stop: list[Instruction] = []
         for found in self._of(peer):
             found.gone = found.gone or gone
+            found.quiet_s = quiet_s
             if found.written and not found.gone and found.state is ImportState.POSTED:
                 stop.append(StopWriting(found.transfer_id))
             # The transport's own deadline may come before the next tick.
@@ -244,6 +248,9 @@ class Sink:
             self._give_up(found, ImportState.FAILING, Reason.PEER_LOST, f"fenced: {cause}", now)
             if found.written and not found.gone:
                 continue
+            if found.written and found.quiet_s > 0:
+                found.quiet_at = now + found.quiet_s
+                continue
             for batch in list(found.pending):
                 self._forget_batch(found, batch)
             instructions += self._advance(found, now)
@@ -255,8 +262,12 @@ class Sink:
         """Give up what has taken too long or lost its source; fence peers whose batches outlived the deadline."""
         overdue: dict[PeerKey, str] = {}
         stop: list[Instruction] = []
-        for found in self._imports.values():
+        quiet: list[Instruction] = []
+        for found in list(self._imports.values()):
             if found.state not in IN_FLIGHT:
+                continue
+            if now >= found.quiet_at:
+                quiet += self.completed((WRITTEN_BY_PEER, found.number), None, now)
                 continue
             if found.lease is not None and found.lease.expired(now):
                 detail = "the lease was not renewed in time, so the source may be gone"
@@ -270,7 +281,7 @@ class Sink:
                     continue
                 overdue.setdefault(found.peer, f"transfer {found.transfer_id} timed out: {detail}")
         fences = [fence for peer, cause in overdue.items() for fence in self.peer_down(peer, cause, now, gone=False)]
-        return [*stop, *fences]
+        return [*quiet, *stop, *fences]
 
     # Proof
 

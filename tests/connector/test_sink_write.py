@@ -130,3 +130,11 @@ def test_the_death_of_a_producer_is_told_of_its_new_connection(table: Table) -> 
     assert table.sink.fenced(PEER, "not it", table.now) == []
     table.sink.peer_down(MOVED, "killed", table.now)
     assert table.checked(table.sink.fenced(MOVED, "killed", table.now)) == failed(Reason.PEER_LOST, "late")
+
+
+def test_what_a_dead_producer_had_sent_may_still_arrive_for_a_while(table: Table) -> None:
+    table.checked(table.sink.peer_down(PEER, "killed", table.now, quiet_s=5.0))
+    assert table.checked(table.sink.fenced(PEER, "killed", table.now)) == []
+    assert table.tick_after(4.9) == []
+    assert table.sink.quarantined == 2
+    assert table.tick_after(0.2) == failed(Reason.PEER_LOST, "killed")
