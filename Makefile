@@ -19,13 +19,15 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTOS := $(wildcard proto/rpc/v1/*.proto)
 NATIVE := $(wildcard CMakeLists.txt connector/native/* connector/native/*/*)
+NATIVE_TESTS := $(wildcard tests/native/*)
+CMAKE = $(firstword $(wildcard $(BIN)/cmake) cmake)
 GENERATE = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto $(PROTOS)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-rdma check bench bench-peers generate build model clean
+.PHONY: help serve test test-rdma test-native-sanitized check check-model bench bench-peers generate build model clean
 
 help:  ## what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 28
 
 serve: build  ## start the embedded default: local Ray, one prefill and one decode worker, one gateway
 	@exec $(BIN)/kvferry up $(ARGS)
@@ -37,12 +39,27 @@ test: build model  ## the whole test suite
 test-rdma: build  ## the connector over real ibverbs, in an emulated guest (Debian 12, root; ARGS=--require refuses to skip)
 	@deploy/rdma-lab/run.sh $(ARGS)
 
+# UCX itself is not instrumented; ThreadSanitizer is told to leave it alone in tests/native/tsan.supp. LeakSanitizer is off: its
+# tracer crashes now and then on a thread of UCX.
+test-native-sanitized: build  ## the native core alone, under AddressSanitizer with UBSan, then under ThreadSanitizer
+	@library=$$($(BIN)/python -c "from connector.transport.ucx_library import find_library; print(find_library('wheel'))") && \
+	export ASAN_OPTIONS=detect_stack_use_after_return=1:detect_leaks=0 UCX_LOG_LEVEL=error \
+	  TSAN_OPTIONS=suppressions=tests/native/tsan.supp:halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 && \
+	for sanitizer in address thread; do \
+	  folder=build/$$([ $$sanitizer = address ] && echo asan || echo tsan) && \
+	  echo "building the native core with -fsanitize=$$sanitizer in $$folder" && \
+	  $(CMAKE) -S . -B $$folder -DKVFERRY_SANITIZE=$$sanitizer -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	    -DPython_EXECUTABLE=$(abspath $(BIN)/python) >$$folder.log 2>&1 && \
+	  $(CMAKE) --build $$folder --parallel >>$$folder.log 2>&1 || { cat $$folder.log; exit 1; }; \
+	  $$folder/kvferry_native_tests $$library $(ARGS) || exit 1; \
+	done
+
 check: build  ## formatting, lint, types, the import rules, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.hpp %.h %.cc,$(NATIVE))
+	$(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.hpp %.h %.cc,$(NATIVE) $(NATIVE_TESTS))
 	@echo "checking that rpc/v1 is what proto/ generates"
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
 	  $(GENERATE) --python_out="$$fresh" --grpc_python_out="$$fresh" --mypy_out="$$fresh" --mypy_grpc_out="$$fresh" && \
@@ -66,6 +83,9 @@ bench-peers: build  ## install NIXL and Mooncake, to be measured against
 	  { echo "Mooncake needs libibverbs and libnuma; on Debian and Ubuntu: apt-get install libibverbs1 libnuma1"; exit 1; }
 	@for module in nixl_cu12 mooncake.engine; do $(BIN)/python -c "import $$module" || exit 1; done
 	@echo "NIXL and Mooncake are installed; 'make bench' measures them too"
+
+check-model:  ## explore every state of the protocol's models with spin
+	docs/protocol/check
 
 generate: build  ## regenerate rpc/v1 from proto/
 	rm -f rpc/v1/*_pb2*.py rpc/v1/*_pb2*.pyi

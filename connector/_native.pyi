@@ -42,8 +42,9 @@ class Copier:
     """Copies between this process's memory and mapped memory of peers on the same host, on one native thread."""
 
     def __init__(self, name: str) -> None: ...
-    def add_peer(self, pidfd: int) -> int:
-        """A peer whose process `pidfd` names; it has to stay open until the peer is fenced."""
+    def add_peer(self, pidfd: int, mapped: list[tuple[int, int]]) -> int:
+        """A peer whose process `pidfd` names, and the memory of it (address, bytes) that is mapped here; both have to
+        stay until the peer is fenced. The memory is touched in idle moments, so that its first use is not slow."""
 
     def post(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import Counter
 from collections.abc import Callable
 
@@ -24,12 +25,16 @@ from connector.wire import (
     Bye,
     Cancel,
     Frame,
+    Record,
     Refused,
     Renew,
     RenewReply,
 )
 
 logger = logging.getLogger(__name__)
+
+MAX_STRANGERS = 64
+"""Connections at a time that have not proved the token; the oldest goes when another one comes."""
 
 
 class Acceptor:
@@ -58,10 +63,14 @@ class Acceptor:
         self._on_fault = on_fault
         self._server: asyncio.Server | None = None
         self._serving: dict[asyncio.Task[None], Connection] = {}
+        self._strangers: dict[asyncio.Task[None], Connection] = {}
 
-    async def start(self, listener: Listener) -> None:
+    async def start(self, listener: Listener, tls: ssl.SSLContext | None) -> None:
         """Begin to accept; the listener stays its owner's to close."""
-        self._server = await asyncio.start_server(self._accept, sock=listener.socket)
+        limit_s = None if tls is None else self._answer_s
+        self._server = await asyncio.start_server(
+            self._accept, sock=listener.socket, ssl=tls, ssl_handshake_timeout=limit_s
+        )
 
     async def close(self) -> None:
         """Stop accepting, say goodbye to every consumer, and wait for every task. Closing twice is harmless."""
@@ -72,20 +81,24 @@ class Acceptor:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._strangers) >= MAX_STRANGERS:  # whoever knows the token has long proved it
+            self._strangers.pop(next(iter(self._strangers))).abort()
+            self.counters["strangers_turned_away"] += 1
         address = writer.get_extra_info("peername")
         connection = Connection(reader, writer, f"the peer at {address[0]}:{address[1]}" if address else "a peer")
         task = asyncio.get_running_loop().create_task(self._serve(connection), name=f"control of {connection.peer}")
-        self._serving[task] = connection
+        self._serving[task] = self._strangers[task] = connection
         task.add_done_callback(self._served)
 
     def _served(self, task: asyncio.Task[None]) -> None:
         del self._serving[task]
+        self._strangers.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_fault(error)
 
     async def _serve(self, connection: Connection) -> None:
         try:
-            consumer, record = await answer(connection, self._us, self._answer_s)
+            consumer, record = await self._proved(connection)
             self.counters["handshakes_accepted"] += 1
             connection.peer = str(consumer)
             logger.info("%s has connected", consumer)
@@ -101,12 +114,25 @@ class Acceptor:
         except WireError as error:
             self.counters["connections_broken"] += 1
             logger.warning("control connection lost: %s", error)
-            await connection.say_last(Refused(reason="malformed", detail=str(error)))
+            if connection.sealed:  # a stranger is told nothing
+                await connection.say_last(Refused(reason="malformed", detail=str(error)))
         except asyncio.CancelledError:
             await connection.say_last(Bye(reason="closing"))
             raise
         finally:
             await connection.close()
+
+    async def _proved(self, connection: Connection) -> tuple[EngineId, Record]:
+        """Who it is, within one deadline for all that a stranger may say."""
+        try:
+            async with asyncio.timeout(self._answer_s):
+                found = await answer(connection, self._us, self._answer_s)
+        except TimeoutError:
+            raise WireError(f"{connection.peer} has not proved itself within {self._answer_s:g} s") from None
+        task = asyncio.current_task()
+        assert task is not None
+        self._strangers.pop(task, None)
+        return found
 
     async def _converse(self, connection: Connection, consumer: EngineId) -> None:
         for notice in self._sources.notices(consumer):

@@ -22,6 +22,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `heartbeat_s` is how often a consumer asks a producer for a sign of life: after three without one it gets no new
     work, after ten the connection is made anew.
     `handshake_timeout_s` bounds every answer of a peer, `import_timeout_s` one READ from the moment it is posted.
+    `tls_cert`, `tls_key`, `tls_ca` (PEM files; all or none): the control connections are TLS 1.3, and both ends show a
+    certificate that `tls_ca` has signed.
     `ucx_library`: "" takes what is loaded or found, `system`, `wheel`, or the path of a libucp.so.
 
     Raises:
@@ -39,6 +41,9 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     handshake_timeout_s: float = 10.0
     import_timeout_s: float = 30.0
     ucx_library: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -51,6 +56,12 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for name in ("lease_s", "renew_s", "heartbeat_s", "handshake_timeout_s", "import_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"connector.{name} is {getattr(self, name)}; it must be above 0 seconds")
+        files = {name: getattr(self, name) for name in ("tls_cert", "tls_key", "tls_ca")}
+        if any(files.values()) and not all(files.values()):
+            missing = [f"connector.{name}" for name, path in files.items() if not path]
+            raise ValueError(
+                f"TLS needs all of connector.tls_cert, tls_key and tls_ca; {' and '.join(missing)} is not set"
+            )
         if self.renew_s >= self.lease_s:
             raise ValueError(
                 f"connector.renew_s ({self.renew_s}) must be below connector.lease_s ({self.lease_s}), "

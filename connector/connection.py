@@ -9,7 +9,7 @@ import asyncio
 
 from connector import wire
 from connector.errors import WireError
-from connector.wire import MAX_FRAME_BYTES, PREFIX_BYTES, Frame
+from connector.wire import MAX_FRAME_BYTES, PREFIX_BYTES, Frame, Seal
 
 LINGER_S = 1.0
 """How long a refused peer gets to read why, and a closing connection to flush."""
@@ -26,6 +26,20 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._last_said = False
+        self._seals: tuple[Seal, Seal] | None = None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether both ends have proved themselves, and every frame since."""
+        return self._seals is not None
+
+    def seal(self, send_key: bytes, receive_key: bytes) -> None:
+        """From now on every frame carries a tag, and one that comes without the right one ends the connection."""
+        self._seals = Seal(send_key), Seal(receive_key)
+
+    def _encoded(self, frame: Frame) -> bytes:
+        data = wire.encode(frame)
+        return data if self._seals is None else wire.sealed(data, self._seals[0])
 
     async def send(self, frame: Frame, timeout_s: float) -> None:
         """Hand a frame to the peer's socket; waits only while the peer does not read.
@@ -33,7 +47,7 @@ class Connection:
         Raises:
             WireError: the connection is gone, or the peer has not read for `timeout_s`.
         """
-        data = wire.encode(frame)
+        data = self._encoded(frame)
         try:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(data)
@@ -49,7 +63,7 @@ class Connection:
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.abort()
         elif not self._writer.is_closing():
-            self._writer.write(wire.encode(frame))
+            self._writer.write(self._encoded(frame))
 
     async def receive(self, timeout_s: float, limit: int = MAX_FRAME_BYTES) -> Frame:
         """The next frame, whole, within `timeout_s`.
@@ -68,7 +82,7 @@ class Connection:
             raise WireError(f"{self.peer} closed {where}") from error
         except OSError as error:
             raise WireError(f"the connection to {self.peer} broke: {error}") from error
-        return wire.decode(body)
+        return wire.decode(body if self._seals is None else wire.unsealed(body, self._seals[1]))
 
     async def say_last(self, frame: Frame) -> None:
         """Send a last frame so that it arrives, then close.
@@ -82,8 +96,9 @@ class Connection:
         self._last_said = True
         try:
             async with asyncio.timeout(LINGER_S):
-                self._writer.write(wire.encode(frame))
-                self._writer.write_eof()
+                self._writer.write(self._encoded(frame))
+                if self._writer.can_write_eof():  # TLS has no such thing
+                    self._writer.write_eof()
                 while await self._reader.read(1 << 16):
                     pass
         except (TimeoutError, OSError):

@@ -40,6 +40,7 @@ from connector.pusher import Pusher
 from connector.receive import Receive
 from connector.sink import Sink
 from connector.sources import Sources
+from connector.tls import load_tls
 from connector.transport.base import Memory, Transport
 from connector.wire import Record
 
@@ -75,7 +76,7 @@ class Connector:
     replaces what `config.transport` would build.
 
     Raises:
-        ConnectorError: an empty token.
+        ConnectorError: an empty token, or TLS files that cannot be used.
         PlanError: a geometry that does not fit `memory`.
     """
 
@@ -107,6 +108,7 @@ class Connector:
         self._compatibility = compatibility
         self._token = token
         self._clock = clock
+        self._tls = load_tls(config)
         self._wanted = transports or builders(str(engine_id), config)
         self._sink = Sink({group.name: group.num_blocks for group in geometry.groups})
         self._counters: Counter[str] = Counter()
@@ -153,7 +155,7 @@ class Connector:
         self._running = _Running(us, lanes, importer, pusher, acceptor, ticking)
         lanes.start(pusher, importer)
         try:
-            await acceptor.start(listener)
+            await acceptor.start(listener, self._tls.server)
         except BaseException:
             await self.close()
             raise
@@ -185,13 +187,16 @@ class Connector:
             known = self._links.get(peer.name)
             if known is not None and known.peer == peer:
                 return known
-            session = await dial(running.us, peer, endpoint, running.lanes, None, self._config.handshake_timeout_s)
+            session = await dial(
+                running.us, peer, endpoint, running.lanes, None, self._config.handshake_timeout_s, self._tls.client
+            )
             link = Link(
                 running.us,
                 peer,
                 endpoint,
                 session,
                 running.lanes,
+                self._tls.client,
                 running.importer,
                 self._clock,
                 renew_s=self._config.renew_s,

@@ -35,6 +35,8 @@ class Consumers:
         for other in [known for known in self._known if known.name == consumer.name and known != consumer]:
             self._forget(other, f"{consumer} has taken its place")
         known = self._known.setdefault(consumer, _Known(record))
+        if known.connection is not None:
+            known.connection.abort()  # one at a time: the new one is the one that it uses
         known.record, known.connection = record, connection
 
     def left(self, consumer: EngineId, connection: Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 
 import msgspec
 
@@ -15,6 +16,8 @@ from connector.imports import PeerKey
 from connector.lanes import Lanes
 from connector.listener import Endpoint
 from connector.wire import Record, Refused
+
+_ADVICE = "both workers need the same connector.tls_cert, tls_key and tls_ca settings, or none"
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -32,6 +35,7 @@ async def dial(
     lanes: Lanes,
     data_peer: PeerKey | None,
     timeout_s: float,
+    tls: ssl.SSLContext | None,
 ) -> Session:
     """Open a session. `data_peer` is kept if there is one (the pages of one incarnation do not move); otherwise the
     first transport that reaches the producer is connected. Each answer has to come within `timeout_s`.
@@ -42,12 +46,15 @@ async def dial(
     """
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=tls)
     except TimeoutError:
         raise HandshakeError(f"{producer} cannot be reached at {endpoint}: no answer within {timeout_s:g} s") from None
+    except ssl.SSLError as error:
+        raise HandshakeError(f"{producer} at {endpoint} does not agree on TLS ({error.reason}); {_ADVICE}") from error
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise HandshakeError(f"{producer} cannot be reached at {endpoint}: {why}") from error
+        hint = f"; {_ADVICE}" if tls is not None and isinstance(error, ConnectionResetError) else ""
+        raise HandshakeError(f"{producer} cannot be reached at {endpoint}: {why or 'it hung up'}{hint}") from error
     connection = Connection(reader, writer, str(producer))
     try:
         record = await greet(connection, us, producer, timeout_s)
@@ -57,7 +64,8 @@ async def dial(
         raise
     except WireError as error:
         await connection.say_last(Refused(reason="malformed", detail=str(error)))
-        raise HandshakeError(f"the handshake with {producer} at {endpoint} broke off: {error}") from error
+        hint = "" if connection.sealed else f"; {_ADVICE}"
+        raise HandshakeError(f"the handshake with {producer} at {endpoint} broke off: {error}{hint}") from error
     except BaseException:
         await connection.close()
         raise

@@ -117,6 +117,7 @@ class Importer:
             self._carry_out(self._sink.post_failed(transfer_id, reason, str(error), self._clock()))
         else:
             self._carry_out(self._sink.posting_done(transfer_id, self._clock()))
+            self._lanes.look(peer)
         return settled
 
     def expect(

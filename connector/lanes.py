@@ -108,6 +108,10 @@ class Lanes:
         self._posters[name, posted] = poster
         return name, posted
 
+    def look(self, peer: PeerKey) -> None:
+        """What was posted to this peer just now may have ended already: tell at once, without a turn of the loop."""
+        self._poll(peer[0])
+
     def fence(self, peer: PeerKey, cause: str) -> None:
         """Begin to tear the connection to a peer down by force; everyone is told, once, when that has been done. If it
         takes too long, that is a fault."""

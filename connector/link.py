@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import Counter
 from collections.abc import Callable
 
@@ -50,6 +51,7 @@ class Link:
         endpoint: Endpoint,
         session: Session,
         lanes: Lanes,
+        tls: ssl.SSLContext | None,
         importer: Importer,
         clock: Callable[[], float],
         *,
@@ -78,6 +80,7 @@ class Link:
         self._data_peer: PeerKey | None = session.data_peer
         self._reached_by: PeerKey = session.data_peer
         self._lanes = lanes
+        self._tls = tls
         self._importer = importer
         self._clock = clock
         self._renew_s = min(renew_s, session.record.lease_s / 3)
@@ -222,7 +225,9 @@ class Link:
             await asyncio.sleep(max(dial_at.when - self._clock(), 0))
             self._state.dialling(self._clock())
             try:
-                session = await dial(self._us, self.peer, self.endpoint, self._lanes, self._data_peer, self._answer_s)
+                session = await dial(
+                    self._us, self.peer, self.endpoint, self._lanes, self._data_peer, self._answer_s, self._tls
+                )
             except WrongIncarnationError as error:
                 logger.warning("%s", error)
                 self.process_ended(str(error))

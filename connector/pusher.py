@@ -91,12 +91,14 @@ class Pusher:
         has ended meanwhile."""
         if not self._table.may_post(transfer_id):
             return
-        planner = self._writes[transfer_id].planner
+        write = self._writes[transfer_id]
+        planner = write.planner
         if planner is None or not planner.complete:
             detail = "the prompt was said to be computed before all of its pages were handed over"
             self._carry_out(self._table.fail(transfer_id, detail, self._clock()))
             return
         self._carry_out(self._table.computed(transfer_id, self._clock()))
+        self._lanes.look(write.peer)
 
     def ended(self, transfer_id: str) -> None:
         """Nothing of this WRITE is in flight any more."""

@@ -20,6 +20,7 @@ Only the consumer opens a connection, to the producer's listener. Pages never tr
 
 from __future__ import annotations
 
+import hmac
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -30,12 +31,13 @@ from connector.identity import EngineId
 from connector.pages import PoolGeometry
 from connector.source import AckStatus
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 PREFIX_BYTES = 4
 MAX_FRAME_BYTES = 4 << 20
 MAX_GREETING_BYTES = 4096
 """A stranger's frames are small until it has proved the token."""
 NONCE_BYTES = 32
+TAG_BYTES = 16
 MAX_IDS_PER_FRAME = 32768
 MAX_ID_LENGTH = 64
 MAX_DETAIL_LENGTH = 1024
@@ -80,11 +82,13 @@ class Record(_Frame, frozen=True, kw_only=True):
 
 
 class Refused(_Frame, frozen=True, kw_only=True):
-    """Why the sender ends this connection. `differences` maps a field to (the sender's value, the receiver's)."""
+    """Why the sender ends this connection. `differences` maps a field to (the sender's value, the receiver's), `engine`
+    is who it is, when another one was meant."""
 
     reason: Word
     detail: str
     differences: Differences = msgspec.field(default_factory=dict)
+    engine: EngineId | None = None
 
 
 class _Addressed(_Frame, frozen=True, kw_only=True):
@@ -187,6 +191,37 @@ def encode(frame: Frame) -> bytes:
     if len(body) > MAX_FRAME_BYTES:
         raise WireError(f"a {type(frame).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return len(body).to_bytes(PREFIX_BYTES, "big") + body
+
+
+class Seal:
+    """Tags frames of one direction of one session: each is bound to its place in the stream."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def tag(self, body: bytes) -> bytes:
+        """The tag of the next frame."""
+        self._count += 1
+        return hmac.digest(self._key, self._count.to_bytes(8, "big") + body, "sha256")[:TAG_BYTES]
+
+
+def sealed(data: bytes, seal: Seal) -> bytes:
+    """An encoded frame with its tag."""
+    body = data[PREFIX_BYTES:]
+    return (len(body) + TAG_BYTES).to_bytes(PREFIX_BYTES, "big") + body + seal.tag(body)
+
+
+def unsealed(data: bytes, seal: Seal) -> bytes:
+    """The body of a frame whose tag is right.
+
+    Raises:
+        WireError: it was added, changed, repeated or moved by somebody on the way, or one before it was dropped.
+    """
+    body, tag = data[:-TAG_BYTES], data[-TAG_BYTES:]
+    if len(data) < TAG_BYTES or not hmac.compare_digest(tag, seal.tag(body)):
+        raise WireError("a frame is not the next one of this session; somebody on the way may have meddled with it")
+    return body
 
 
 def body_length(prefix: bytes, limit: int) -> int:

@@ -6,6 +6,7 @@ process can write and check both sides by itself.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 
@@ -30,8 +31,9 @@ class MappedMemory:
     @classmethod
     def create(cls, name: str, length: int) -> MappedMemory:
         """A new memfd of `length` bytes."""
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, length)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         return cls(fd)
 
     @property

@@ -140,7 +140,14 @@ NB_MODULE(_native, m) {
 
   nb::class_<Copier>(m, "Copier")
       .def(nb::init<std::string>(), nb::arg("name"))
-      .def("add_peer", &Copier::add_peer, nb::arg("pidfd"))
+      .def(
+          "add_peer",
+          [](Copier& copier, int pidfd, const std::vector<std::pair<uintptr_t, int64_t>>& mapped) {
+            std::vector<std::pair<char*, int64_t>> memory;
+            for (const auto& [address, bytes] : mapped) memory.emplace_back(reinterpret_cast<char*>(address), bytes);
+            return copier.add_peer(pidfd, std::move(memory));
+          },
+          nb::arg("pidfd"), nb::arg("mapped"))
       .def("post", &post_copy, nb::arg("peer"), nb::arg("write"), nb::arg("local_address"), nb::arg("local_bytes"),
            nb::arg("remote_address"), nb::arg("remote_bytes"), nb::arg("local"), nb::arg("remote"), nb::arg("length"),
            nb::arg("timeout_s"))

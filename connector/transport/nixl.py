@@ -145,6 +145,8 @@ class NixlTransport:
 
     def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs, timeout_s: float) -> int:
         """See `Transport.post`."""
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s is {timeout_s}; it must be above 0 seconds")
         known = self._peers.get(peer)
         if known is None or known.down:
             raise PeerLostError(f"peer {peer} is {'down' if known else 'fenced or unknown'}; connect to it again")
@@ -166,8 +168,9 @@ class NixlTransport:
             length = rows[:, 2]
             batch = Batch(
                 number=number,
-                deadline=time.monotonic() + timeout_s,
                 op=op,
+                timeout_s=timeout_s,
+                posted_at=time.monotonic(),
                 local=_descriptors(local.address + rows[:, 0], length),
                 remote=_descriptors(remote.base + rows[:, 1], length),
             )

@@ -36,15 +36,23 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 1e-3
 class Batch:
     """A batch that is to be started. Descriptors are rows of (address, length, 0); there is at least one.
 
-    One that has not finished by `deadline` (monotonic, seconds) takes its peer down: on another host, NIXL may never
-    report a death.
+    One that has not finished after `timeout_s` seconds takes its peer down: on another host, NIXL may never report a
+    death.
     """
 
     number: int
-    deadline: float
     op: Op
     local: Descriptors
     remote: Descriptors
+    timeout_s: float
+    posted_at: float
+
+    def late(self, now: float) -> str:
+        """What to say of a batch that has taken too long; empty while it has not."""
+        if now < self.posted_at + self.timeout_s:
+            return ""
+        num_bytes = int(self.local[:, 1].sum())
+        return f"batch {self.number} (a {self.op} of {num_bytes} bytes) was not over within {self.timeout_s:g} s"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -54,8 +62,8 @@ class PeerAgent:
     number: int
     agent: Agent
     remote_name: str
-    started: deque[tuple[int, int, float]] = field(default_factory=deque)
-    """(batch, NIXL's handle, deadline), oldest first."""
+    started: deque[tuple[Batch, int]] = field(default_factory=deque)
+    """(batch, NIXL's handle), oldest first."""
     ended: str = ""
     """Why the agent is gone; empty while it is not."""
     stuck: str = ""
@@ -185,13 +193,17 @@ class Poller:
             self._start(peer, order)
 
     def _start(self, peer: PeerAgent, batch: Batch) -> None:
+        if late := batch.late(time.monotonic()):  # its turn came too late
+            self._fail(peer, late)
+            self.report(Completed(batch=batch.number, error=late))
+            return
         try:
             handle = peer.agent.start(batch.op, batch.local, batch.remote, peer.remote_name)
         except TransportError as error:
             self._fail(peer, str(error))
             self.report(Completed(batch=batch.number, error=str(error)))
         else:
-            peer.started.append((batch.number, handle, batch.deadline))
+            peer.started.append((batch, handle))
 
     def _advance(self, peer: PeerAgent) -> bool:
         """Complete what has finished; whether anything has. An error or a batch that is overdue ends the peer."""
@@ -201,15 +213,17 @@ class Poller:
         except TransportError as error:
             self._fail(peer, str(error))
         else:
-            if peer.started and time.monotonic() > peer.started[0][2]:
-                self._fail(peer, f"batch {peer.started[0][0]} has not finished in its time")
+            now = time.monotonic()
+            late = next((why for batch, _ in peer.started if (why := batch.late(now))), "")
+            if late:
+                self._fail(peer, late)
         return len(peer.started) < before
 
     def _complete_finished(self, peer: PeerAgent) -> None:
         """Oldest first, up to one that has not finished."""
         while peer.started and peer.agent.finished(peer.started[0][1]):
-            batch, handle, _ = peer.started.popleft()
-            self.report(Completed(batch=batch, error=None))
+            batch, handle = peer.started.popleft()
+            self.report(Completed(batch=batch.number, error=None))
             peer.agent.release(handle)
 
     def _fail(self, peer: PeerAgent, cause: str) -> None:
@@ -222,11 +236,11 @@ class Poller:
         with contextlib.suppress(TransportError):  # it is why the peer ends, or will not matter
             self._complete_finished(peer)
         try:
-            peer.agent.destroy([handle for _, handle, _ in peer.started])
+            peer.agent.destroy([handle for _, handle in peer.started])
         except TransportError as error:
             peer.stuck = str(error)
             return
         peer.ended = cause
-        for batch, _, _ in peer.started:
-            self.report(Completed(batch=batch, error=cause))
+        for batch, _ in peer.started:
+            self.report(Completed(batch=batch.number, error=cause))
         peer.started.clear()

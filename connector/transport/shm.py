@@ -179,7 +179,7 @@ class ShmTransport:
             peer = _Peer(described.pid, described.started, described.regions)
         except (OSError, ValueError, OverflowError) as error:
             raise UnreachableError(f"the pool of process {described.pid} cannot be mapped: {error}") from error
-        number = self._copier.add_peer(peer.pidfd)
+        number = self._copier.add_peer(peer.pidfd, [(mapping.address, mapping.length) for mapping in peer.mappings])
         self._peers[number] = peer
         self._by_pidfd[peer.pidfd] = number
         self._poller.register(peer.pidfd, select.EPOLLIN)
@@ -218,9 +218,9 @@ class ShmTransport:
 
     def poll(self) -> list[Event]:
         """See `Transport.poll`."""
-        if self._closed:
-            return self._drained()
         events = self._drained()
+        if events or self._closed:  # a process that has ended shows again, with the next call
+            return events
         for fd, _ in self._poller.poll(0):
             number = self._by_pidfd.get(fd)
             if number is not None:

@@ -71,7 +71,7 @@ async def producing(us: Identity | None = None) -> AsyncIterator[Producer]:
     listeners = Listeners()
     (listener,) = listeners.allocate(ListenOn("127.0.0.1", range(1)))
     producer = Producer(us or identity(P, transports={"fabric": fabric_end.describe()}))
-    await producer.acceptor.start(listener)
+    await producer.acceptor.start(listener, None)
     producer.endpoint = listener.endpoint
     try:
         yield producer
@@ -106,7 +106,7 @@ async def dialled(endpoint: Endpoint, us: Identity | None = None, producer: Engi
     fabric = Fabric()
     fabric.transport(str(P))
     lanes = Lanes({"fabric": fabric.transport(str(D))}, ANSWER_S, lambda error: None)
-    return await dial(us or identity(D), producer, endpoint, lanes, None, timeout_s=ANSWER_S)
+    return await dial(us or identity(D), producer, endpoint, lanes, None, timeout_s=ANSWER_S, tls=None)
 
 
 async def read_on(connection: Connection) -> None:

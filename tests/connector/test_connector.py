@@ -35,7 +35,7 @@ async def test_a_wrong_token_never_links() -> None:
     async with connected() as pair:
         stranger = Worker(EngineId("decode-1", 5), pair.fabric, token=b"another")
         await stranger.start()
-        with pytest.raises(HandshakeError, match="does not know the cluster token"):
+        with pytest.raises(HandshakeError, match="the cluster token is not known"):
             await stranger.connector.connect(P, pair.prefill.endpoint)
         assert stranger.connector.link(P.name) is None
         await stranger.connector.close()

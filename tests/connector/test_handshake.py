@@ -47,7 +47,7 @@ async def test_honest_ends_exchange_their_records() -> None:
 @in_virtual_time
 async def test_a_consumer_without_the_token_is_refused() -> None:
     async with producing() as producer:
-        with pytest.raises(HandshakeError, match=r"refused \(unauthorized\): decode-0@.* does not know"):
+        with pytest.raises(HandshakeError, match=r"refused \(unauthorized\): the cluster token is not known"):
             await dialled(producer.endpoint, identity(D, token=b"another"))
         await until(lambda: producer.counters["handshakes_refused"] == 1)
 
@@ -120,7 +120,7 @@ async def test_another_protocol_version_is_refused() -> None:
         refused = await connection.receive(ANSWER_S)
         assert isinstance(refused, Refused)
         assert refused.reason == "protocol_version"
-        assert "version 1 of the protocol" in refused.detail
+        assert "version 2 of the protocol" in refused.detail
         assert "version 99" in refused.detail
         await connection.close()
 
@@ -143,13 +143,15 @@ async def answer_honestly(connection: Connection, record: Record, token: bytes =
     proof = await connection.receive(ANSWER_S)
     assert proof == Proof(mac=mac(token, "consumer", hello, challenge))
     await connection.send(Proof(mac=mac(token, "producer", hello, challenge)), ANSWER_S)
+    ours, theirs = (mac(token, f"{role}'s frames", hello, challenge) for role in ("producer", "consumer"))
+    connection.seal(ours, theirs)
     await connection.receive(ANSWER_S)
     await connection.send(record, ANSWER_S)
     await connection.receive(ANSWER_S)
 
 
 def mac(token: bytes, role: str, hello: Hello, challenge: Challenge) -> bytes:
-    fields = (role, 1, hello.consumer, hello.producer, hello.nonce, challenge.nonce)
+    fields = (role, 2, hello.consumer, hello.producer, hello.nonce, challenge.nonce)
     return hmac.new(token, msgspec.msgpack.encode(fields), "sha256").digest()
 
 
@@ -158,7 +160,7 @@ def mac(token: bytes, role: str, hello: Hello, challenge: Challenge) -> bytes:
 
 @in_virtual_time
 async def test_a_replayed_proof_is_refused() -> None:
-    hello = Hello(version=1, consumer=D, producer=P, nonce=b"n" * 32)
+    hello = Hello(version=2, consumer=D, producer=P, nonce=b"n" * 32)
     async with producing() as producer:
         first = await raw(producer.endpoint)
         await first.send(hello, ANSWER_S)
@@ -182,19 +184,62 @@ async def test_a_replayed_proof_is_refused() -> None:
 async def test_a_stranger_learns_no_proof_from_a_listener() -> None:
     async with producing() as producer:
         connection = await raw(producer.endpoint)
-        await connection.send(Hello(version=1, consumer=D, producer=P, nonce=b"n" * 32), ANSWER_S)
+        await connection.send(Hello(version=2, consumer=D, producer=P, nonce=b"n" * 32), ANSWER_S)
         assert isinstance(await connection.receive(ANSWER_S), Challenge)
         await connection.send(Proof(mac=b""), ANSWER_S)
-        assert isinstance(await connection.receive(ANSWER_S), Refused)
+        refused = await connection.receive(ANSWER_S)
+        assert refused == Refused(reason="unauthorized", detail="the cluster token is not known")
         await connection.close()
+
+
+@in_virtual_time
+async def test_a_stranger_does_not_learn_who_listens() -> None:
+    """Whatever engine it asks for, it is answered the same."""
+    async with producing() as producer:
+        answers = []
+        for asked in (P, EngineId(P.name, 99), EngineId("nobody", 1)):
+            connection = await raw(producer.endpoint)
+            await connection.send(Hello(version=2, consumer=D, producer=asked, nonce=b"n" * 32), ANSWER_S)
+            assert isinstance(await connection.receive(ANSWER_S), Challenge)
+            await connection.send(Proof(mac=b"x" * 32), ANSWER_S)
+            answers.append(await connection.receive(ANSWER_S))
+            await connection.close()
+        assert answers == [Refused(reason="unauthorized", detail="the cluster token is not known")] * 3
+
+
+@in_virtual_time
+async def test_that_a_peer_is_gone_has_to_be_proved() -> None:
+    """Anybody on the way could say so, and pages would be given up that are still written."""
+
+    async def serve(connection: Connection) -> None:
+        await connection.receive(ANSWER_S)
+        gone = Refused(reason="incarnation", detail="dead", engine=EngineId(P.name, 99))
+        await connection.send(gone, ANSWER_S)
+
+    async with listening(serve) as endpoint:
+        with pytest.raises(HandshakeError) as refused:
+            await dialled(endpoint)
+        assert not isinstance(refused.value, WrongIncarnationError)
+
+
+@in_virtual_time
+async def test_another_worker_at_that_address_does_not_prove_it_either() -> None:
+    async with producing() as producer:
+        with pytest.raises(HandshakeError, match="asked for prefill-7") as refused:
+            await dialled(producer.endpoint, producer=EngineId("prefill-7", 99))
+        assert not isinstance(refused.value, WrongIncarnationError)
 
 
 @in_virtual_time
 async def test_a_short_nonce_is_refused() -> None:
     async with producing() as producer:
         connection = await raw(producer.endpoint)
-        await connection.send(Hello(version=1, consumer=D, producer=P, nonce=b""), ANSWER_S)
+        hello = Hello(version=2, consumer=D, producer=P, nonce=b"")
+        await connection.send(hello, ANSWER_S)
+        challenge = await connection.receive(ANSWER_S)
+        assert isinstance(challenge, Challenge)
+        await connection.send(Proof(mac=mac(TOKEN, "consumer", hello, challenge)), ANSWER_S)
         refused = await connection.receive(ANSWER_S)
         assert isinstance(refused, Refused)
-        assert "nonce of 0 bytes" in refused.detail
+        assert refused.reason == "unauthorized"
         await connection.close()
