@@ -74,11 +74,11 @@ class TcpTransport:
         listeners = Listeners()
         try:
             (listener,) = listeners.allocate(ListenOn(host, ports))
-        except ListenerError as error:
+            self.endpoint = listener.endpoint
+            self._secret = secrets.token_bytes(SECRET_BYTES)
+            self._engine = TcpEngine(f"tcp-{name}", listener.socket.detach(), self._secret)
+        except (ListenerError, RuntimeError) as error:
             raise RegistrationError(f"{name}: tcp cannot be used: {error}") from error
-        self.endpoint = listener.endpoint
-        self._secret = secrets.token_bytes(SECRET_BYTES)
-        self._engine = TcpEngine(f"tcp-{name}", listener.socket.detach(), self._secret)
         # Nothing touches memory any more when it goes, be it that the process ends.
         weakref.finalize(self, self._engine.close)
         self._regions: list[Memory] = []
