@@ -14,7 +14,7 @@ from connector.handshake import Identity, greet
 from connector.identity import EngineId
 from connector.imports import PeerKey
 from connector.lanes import Lanes
-from connector.listener import Endpoint
+from connector.ports import Endpoint
 from connector.wire import Record, Refused
 
 _ADVICE = "both workers need the same connector.tls_cert, tls_key and tls_ca settings, or none"

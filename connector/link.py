@@ -22,9 +22,9 @@ from connector.imports import PeerKey
 from connector.lanes import Lanes
 from connector.lease import Lease
 from connector.ledger import Ledger
-from connector.listener import Endpoint
 from connector.pages import PoolGeometry
 from connector.peer import LOST_AFTER, DialAt, DropControl, Instruction, Peer, PeerState
+from connector.ports import Endpoint
 from connector.wire import AckReply, Bye, Commit, Failed, Refused, RenewReply, Stopped
 
 logger = logging.getLogger(__name__)
