@@ -7,31 +7,55 @@ from collections.abc import Callable
 import pytest
 
 from connector import InvalidTransition
-from connector.peer import EDGES, FIRST_RETRY_S, LAST_RETRY_S, DialAt, DropControl, Peer, PeerState
+from connector.peer import (
+    EDGES,
+    FIRST_RETRY_S,
+    LAST_RETRY_S,
+    LOST_AFTER,
+    SUSPECT_AFTER,
+    DialAt,
+    DropControl,
+    Instruction,
+    Peer,
+    PeerState,
+)
 
 
 def peer() -> Peer:
-    return Peer("prefill-0@b", heartbeat_s=1.0, now=100.0)
+    return Peer("prefill-0@b", now=100.0)
 
 
-def test_three_silent_heartbeats_make_it_suspect_and_a_word_clears_it() -> None:
+def ask(one: Peer, times: int) -> list[Instruction]:
+    """So many heartbeats, and what the last one brought."""
+    instructions: list[Instruction] = []
+    for _ in range(times):
+        instructions = one.asked(100.0)
+    return instructions
+
+
+def test_three_unanswered_heartbeats_make_it_suspect_and_a_word_clears_it() -> None:
     one = peer()
-    assert one.tick(102.9) == []
+    assert ask(one, SUSPECT_AFTER) == []
     assert one.usable
-    assert one.tick(103.0) == []
+    assert ask(one, 1) == []
     assert (one.state, one.usable) == (PeerState.SUSPECT, False)
     one.heard(103.5)
     assert one.usable
-    assert one.tick(106.0) == []
+    ask(one, SUSPECT_AFTER)
     assert one.usable
 
 
-def test_ten_silent_heartbeats_end_the_connection_not_the_peer() -> None:
+def test_a_consumer_that_was_held_up_suspects_nobody() -> None:
+    """It has asked nothing meanwhile, however much time has passed."""
     one = peer()
-    one.tick(103.0)
-    (drop,) = one.tick(110.0)
-    assert isinstance(drop, DropControl)
-    assert "for 10.0 s" in drop.cause
+    assert one.asked(100.0) == one.asked(1000.0) == []
+    assert one.usable
+
+
+def test_ten_unanswered_heartbeats_end_the_connection_not_the_peer() -> None:
+    one = peer()
+    assert ask(one, LOST_AFTER) == []
+    assert ask(one, 1) == [DropControl("prefill-0@b has not answered 10 heartbeats")]
     assert one.lost("dropped", 110.0) == [DialAt(110.0 + FIRST_RETRY_S)]
     assert one.state is PeerState.LOST
 
@@ -59,7 +83,8 @@ def test_a_link_that_is_made_anew_starts_afresh() -> None:
     one.dialling(103.0)
     one.linked(103.0)
     assert one.usable
-    assert one.tick(105.9) == []
+    assert ask(one, SUSPECT_AFTER) == []
+    assert one.usable
     assert one.lost("cut again", 106.0) == [DialAt(106.0 + FIRST_RETRY_S)]
 
 
@@ -74,7 +99,7 @@ def test_a_lost_data_connection_asks_for_a_new_handshake_once_there_is_one_to_dr
 def test_what_is_gone_stays_gone(at: PeerState) -> None:
     one = peer()
     if at is PeerState.SUSPECT:
-        one.tick(103.0)
+        ask(one, SUSPECT_AFTER + 1)
     if at in (PeerState.LOST, PeerState.DIALLING):
         one.lost("cut", 103.0)
     if at is PeerState.DIALLING:
@@ -82,7 +107,7 @@ def test_what_is_gone_stays_gone(at: PeerState) -> None:
     one.gone("another incarnation answers", 105.0)
     one.gone("closed", 106.0)
     assert one.state is PeerState.GONE
-    assert (one.lost("cut", 107.0), one.refused("no", 107.0), one.data_lost("x"), one.tick(200.0)) == ([], [], [], [])
+    assert (one.lost("cut", 107.0), one.refused("no", 107.0), one.data_lost("x"), ask(one, 20)) == ([], [], [], [])
     one.heard(201.0)
     assert not one.usable
 
