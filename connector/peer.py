@@ -7,10 +7,10 @@
     any ──another incarnation, known exit, closed──► GONE
 
 Heartbeats are counted, not seconds: a consumer that is itself held up has not asked, and hears what has come meanwhile
-before it asks again. A worker is never given up for being slow or unreachable: it is tried again after 1 s, doubling to
-60 s, for ever. It is gone only when another incarnation answers in its place, its process is known to have ended, or its
-owner drops it; what comes back then is a new peer. Events come in with the time, instructions go out; there is no I/O and
-no clock.
+before it asks again. A worker is never given up for being slow or unreachable: it is tried again after 1 s, doubling
+to 60 s, for ever. It is gone only when another incarnation answers in its place, its process is known to have ended, or
+its owner drops it; what comes back then is a new peer. Events come in with the time, instructions go out; there is no
+I/O and no clock.
 """
 
 from __future__ import annotations
