@@ -15,8 +15,8 @@ from connector import (
     WireError,
     wire,
 )
-from connector.acceptor import MAX_STRANGERS
 from connector.connection import Connection
+from connector.strangers import MAX_STRANGERS
 from connector.wire import Ack, AckReply, Bye, Proof, Refused, Renew, RenewReply
 from tests.clock import in_virtual_time, until
 from tests.connector.pool import D, P
@@ -146,7 +146,7 @@ async def test_a_producer_that_says_nothing_is_given_up() -> None:
             await read_on(connection)
 
     async with listening(serve) as endpoint:
-        with pytest.raises(HandshakeError, match=r"broke off: no whole frame came from prefill-0@.* within 10 s"):
+        with pytest.raises(HandshakeError, match=r"prefill-0@.* has not proved itself within 10 s"):
             await dialled(endpoint)
 
 
