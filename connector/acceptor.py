@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
 
 from connector.connection import Connection
 from connector.consumers import Consumers
+from connector.entrance import accept, enter, name_of
 from connector.errors import HandshakeError, WireError
 from connector.handshake import Identity, answer
 from connector.identity import EngineId
 from connector.listener import Listener
+from connector.records import answer_record
 from connector.sources import Sources
+from connector.strangers import Strangers
 from connector.wire import (
     Ack,
     AckReply,
     Bye,
     Cancel,
     Frame,
-    Record,
+    Hello,
     Refused,
     Renew,
     RenewReply,
@@ -33,15 +37,13 @@ from connector.wire import (
 
 logger = logging.getLogger(__name__)
 
-MAX_STRANGERS = 64
-"""Connections at a time that have not proved the token; the oldest goes when another one comes."""
-
 
 class Acceptor:
     """Answers every consumer that connects to `listener`.
 
-    `answer_s` bounds each step of a handshake and each reply, `idle_s` the silence of a consumer between two frames: it
-    renews more often than that, even when it holds nothing. `on_fault` is told of a mistake of this worker.
+    `answer_s` bounds all that a stranger may say, TLS included, and each later answer; `idle_s` the silence of a
+    consumer between two frames: it renews more often than that, even when it holds nothing. `on_fault` is told of a
+    mistake of this worker.
     """
 
     def __init__(
@@ -61,46 +63,79 @@ class Acceptor:
         self._answer_s = answer_s
         self._idle_s = idle_s
         self._on_fault = on_fault
-        self._server: asyncio.Server | None = None
-        self._serving: dict[asyncio.Task[None], Connection] = {}
-        self._strangers: dict[asyncio.Task[None], Connection] = {}
+        self._strangers = Strangers(self.counters)
+        self._accepting: asyncio.Task[None] | None = None
+        self._serving: dict[asyncio.Task[None], socket.socket] = {}
 
     async def start(self, listener: Listener, tls: ssl.SSLContext | None) -> None:
         """Begin to accept; the listener stays its owner's to close."""
-        limit_s = None if tls is None else self._answer_s
-        self._server = await asyncio.start_server(
-            self._accept, sock=listener.socket, ssl=tls, ssl_handshake_timeout=limit_s
-        )
+        name = f"listening on {listener.endpoint}"
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener.socket, tls), name=name)
+        self._accepting.add_done_callback(self._ended)
 
     async def close(self) -> None:
         """Stop accepting, say goodbye to every consumer, and wait for every task. Closing twice is harmless."""
-        if self._server is not None:
-            self._server.close()
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait({self._accepting})
         for task in list(self._serving):
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._strangers) >= MAX_STRANGERS:  # whoever knows the token has long proved it
-            self._strangers.pop(next(iter(self._strangers))).abort()
-            self.counters["strangers_turned_away"] += 1
-        address = writer.get_extra_info("peername")
-        connection = Connection(reader, writer, f"the peer at {address[0]}:{address[1]}" if address else "a peer")
-        task = asyncio.get_running_loop().create_task(self._serve(connection), name=f"control of {connection.peer}")
-        self._serving[task] = self._strangers[task] = connection
-        task.add_done_callback(self._served)
+    async def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        while True:
+            accepted = await accept(listening)
+            peer = name_of(accepted)
+            task = asyncio.get_running_loop().create_task(self._serve(accepted, peer, tls), name=f"control of {peer}")
+            self._serving[task] = accepted
+            self._strangers.came(task)
+            task.add_done_callback(self._served)
 
-    def _served(self, task: asyncio.Task[None]) -> None:
-        del self._serving[task]
-        self._strangers.pop(task, None)
+    def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_fault(error)
 
-    async def _serve(self, connection: Connection) -> None:
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._serving.pop(task).close()  # it may have ended before anything else owned it
+        self._strangers.left(task)
+        self._ended(task)
+
+    async def _serve(self, accepted: socket.socket, peer: str, tls: ssl.SSLContext | None) -> None:
         try:
-            consumer, record = await self._proved(connection)
+            connection, hello = await self._let_in(accepted, peer, tls)
+        except HandshakeError as error:
+            self.counters["handshakes_refused"] += 1
+            self._strangers.complain(f"{peer}: {error}")
+            return
+        except WireError as error:
+            self.counters["connections_broken"] += 1
+            self._strangers.complain(str(error))
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._strangers.left(task)
+        await self._attend(connection, hello)
+
+    async def _let_in(self, accepted: socket.socket, peer: str, tls: ssl.SSLContext | None) -> tuple[Connection, Hello]:
+        """Whoever proves itself, within one deadline. Everybody else is told nothing, or a constant."""
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(self._answer_s):
+                connection = await enter(accepted, peer, tls)
+                return connection, await answer(connection, self._us, self._answer_s)
+        except BaseException as error:
+            if connection is not None:
+                connection.abort()
+            if isinstance(error, TimeoutError):
+                raise WireError(f"{peer} has not proved itself within {self._answer_s:g} s") from None
+            raise
+
+    async def _attend(self, connection: Connection, hello: Hello) -> None:
+        consumer = hello.consumer
+        connection.peer = str(consumer)
+        try:
+            record = await answer_record(connection, self._us, hello, self._answer_s)
             self.counters["handshakes_accepted"] += 1
-            connection.peer = str(consumer)
             logger.info("%s has connected", consumer)
             self._consumers.arrived(consumer, record, connection)
             try:
@@ -110,35 +145,23 @@ class Acceptor:
             logger.info("%s has left", consumer)
         except HandshakeError as error:
             self.counters["handshakes_refused"] += 1
-            logger.warning("handshake with %s failed: %s", connection.peer, error)
+            logger.warning("handshake with %s failed: %s", consumer, error)
         except WireError as error:
             self.counters["connections_broken"] += 1
             logger.warning("control connection lost: %s", error)
-            if connection.sealed:  # a stranger is told nothing
-                await connection.say_last(Refused(reason="malformed", detail=str(error)))
+            await connection.say_last(Refused(reason="malformed", detail=str(error)))
         except asyncio.CancelledError:
             await connection.say_last(Bye(reason="closing"))
             raise
         finally:
             await connection.close()
 
-    async def _proved(self, connection: Connection) -> tuple[EngineId, Record]:
-        """Who it is, within one deadline for all that a stranger may say."""
-        try:
-            async with asyncio.timeout(self._answer_s):
-                found = await answer(connection, self._us, self._answer_s)
-        except TimeoutError:
-            raise WireError(f"{connection.peer} has not proved itself within {self._answer_s:g} s") from None
-        task = asyncio.current_task()
-        assert task is not None
-        self._strangers.pop(task, None)
-        return found
-
     async def _converse(self, connection: Connection, consumer: EngineId) -> None:
         for notice in self._sources.notices(consumer):
             await connection.send(notice, self._answer_s)
         while (frame := await connection.receive(self._idle_s)) and not isinstance(frame, Bye):
             await self._reply(connection, consumer, frame)
+            await asyncio.sleep(0)  # frames that are here already are read without waiting: everybody gets a turn
 
     async def _reply(self, connection: Connection, consumer: EngineId, frame: Frame) -> None:
         match frame:

@@ -62,6 +62,9 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(
                 f"TLS needs all of connector.tls_cert, tls_key and tls_ca; {' and '.join(missing)} is not set"
             )
+        for name, path in files.items():
+            if path and not path.startswith("/"):
+                raise ValueError(f"connector.{name} is {path!r}; write an absolute path, for each worker reads it")
         if self.renew_s >= self.lease_s:
             raise ValueError(
                 f"connector.renew_s ({self.renew_s}) must be below connector.lease_s ({self.lease_s}), "

@@ -9,10 +9,16 @@ import asyncio
 
 from connector import wire
 from connector.errors import WireError
-from connector.wire import MAX_FRAME_BYTES, PREFIX_BYTES, Frame, Seal
+from connector.wire import MAX_FRAME_BYTES, PREFIX_BYTES, TAG_BYTES, Frame, Seal
 
 LINGER_S = 1.0
 """How long a refused peer gets to read why, and a closing connection to flush."""
+
+READ_AHEAD_BYTES = 1 << 16
+"""How much is kept of what a peer has sent and nobody has asked for yet: the limit of the stream's reader."""
+
+UNSENT_BYTES = 1 << 16
+"""From here on whoever sends waits until the peer has read."""
 
 MAX_UNREAD_BYTES = 1 << 20
 """How much a peer may leave unread of what is said to it without waiting."""
@@ -25,6 +31,7 @@ class Connection:
         self.peer = peer
         self._reader = reader
         self._writer = writer
+        self._writer.transport.set_write_buffer_limits(high=UNSENT_BYTES)
         self._last_said = False
         self._seals: tuple[Seal, Seal] | None = None
 
@@ -66,11 +73,13 @@ class Connection:
             self._writer.write(self._encoded(frame))
 
     async def receive(self, timeout_s: float, limit: int = MAX_FRAME_BYTES) -> Frame:
-        """The next frame, whole, within `timeout_s`.
+        """The next frame, whole, within `timeout_s`. `limit` is for its body, without the tag.
 
         Raises:
             WireError: it was late, larger than `limit` bytes, malformed, or the connection ended.
         """
+        if self._seals is not None:
+            limit += TAG_BYTES
         try:
             async with asyncio.timeout(timeout_s):
                 prefix = await self._reader.readexactly(PREFIX_BYTES)

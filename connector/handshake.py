@@ -1,30 +1,27 @@
-"""Who are you, do you know the token, and do our pages mean the same?
+"""Who are you, and do you know the token?
 
 Both ends prove the cluster token by an HMAC over fresh nonces of both, bound to both engine ids (name and incarnation)
 and to the role, so a proof can be neither replayed, nor reflected, nor used towards another worker. The consumer proves
-first: a stranger learns nothing of a listener but its protocol version. Both proofs made, every further frame carries a
-tag under keys of this session, so that nobody on the way can add, change, repeat or drop one unseen. Only then are
-records exchanged and compared, by both ends.
+first, for the producer that it names: a stranger learns nothing of a listener but its protocol version. Both proofs
+made, every further frame carries a tag under keys of this session, so that nobody on the way can add, change, repeat or
+drop one unseen. Only then are refusals given reasons, and `connector.records` exchanged.
 
-An end that refuses says why in a `Refused` frame before it closes, so that the reason stands in both logs. That another
-incarnation answers counts only when it has proved itself: it means that the one that was meant is dead.
+What comes before the proofs could be anybody's: it is never an `IncompatibleError` nor a `WrongIncarnationError` (which
+means that a process has ended), and no line of a log is made of it as it is.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from connector.compatibility import find_differences
 from connector.connection import Connection
-from connector.errors import HandshakeError, IncompatibleError, PlanError, WireError, WrongIncarnationError
-from connector.geometry import check_geometry
+from connector.errors import HandshakeError, IncompatibleError, WireError, WrongIncarnationError
 from connector.identity import EngineId
 from connector.wire import (
-    MAX_FRAME_BYTES,
     MAX_GREETING_BYTES,
     NONCE_BYTES,
     PROTOCOL_VERSION,
@@ -36,6 +33,13 @@ from connector.wire import (
 )
 
 F = TypeVar("F", Hello, Challenge, Proof, Record)
+Role = Literal["consumer", "producer", "consumer's frames", "producer's frames"]
+
+UNAUTHORIZED = Refused(reason="unauthorized", detail="the cluster token is not known")
+SPEAKS_TLS = Refused(reason="tls", detail="this end speaks TLS")
+SPEAKS_PLAIN = Refused(reason="tls", detail="this end does not speak TLS")
+TLS_ADVICE = "both workers need the same connector.tls_cert, tls_key and tls_ca settings, or none"
+MAX_QUOTED = 200
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,72 +49,75 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     token: bytes
     record: Record
 
+    def __repr__(self) -> str:
+        return f"Identity({self.engine_id})"  # a log is no place for the token
 
-async def greet(connection: Connection, us: Identity, producer: EngineId, timeout_s: float) -> Record:
-    """The consumer's part. Returns the producer's record. Every answer has to come within `timeout_s`.
+
+async def greet(connection: Connection, us: Identity, producer: EngineId, timeout_s: float) -> None:
+    """The consumer's proof, and the producer's. Every answer has to come within `timeout_s`.
 
     Raises:
-        WrongIncarnationError: another incarnation listens there.
-        IncompatibleError: the compatibility records differ.
-        HandshakeError: either end refused the other for another reason.
+        HandshakeError: either end refused the other.
         WireError: the connection broke, or an answer was malformed, oversized or late.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     hello = Hello(version=PROTOCOL_VERSION, consumer=us.engine_id, producer=producer, nonce=nonce)
     await connection.send(hello, timeout_s)
-    challenge = await _expect(Challenge, connection, str(producer), timeout_s, MAX_GREETING_BYTES)
+    challenge = await expect(Challenge, connection, str(producer), timeout_s, MAX_GREETING_BYTES)
     await connection.send(Proof(mac=_mac(us.token, "consumer", hello, challenge)), timeout_s)
-    proof = await _expect(Proof, connection, str(producer), timeout_s, MAX_GREETING_BYTES)
+    proof = await expect(Proof, connection, str(producer), timeout_s, MAX_GREETING_BYTES)
     if not hmac.compare_digest(proof.mac, _mac(us.token, "producer", hello, challenge)):
-        await _refuse(connection, "unauthorized", f"{producer} does not know the cluster token")
-    frames = (
-        _mac(us.token, "consumer's frames", hello, challenge),
-        _mac(us.token, "producer's frames", hello, challenge),
-    )
-    connection.seal(*frames)
-    await connection.send(us.record, timeout_s)
-    record = await _expect(Record, connection, str(producer), timeout_s, MAX_FRAME_BYTES)
-    await _compare(connection, us.record, record, str(producer))
-    return record
+        await connection.say_last(UNAUTHORIZED)
+        raise HandshakeError(f"refused (unauthorized): {producer} does not know the cluster token")
+    ours, theirs = _frame_keys(us.token, hello, challenge)
+    connection.seal(ours, theirs)
 
 
-async def answer(connection: Connection, us: Identity, timeout_s: float) -> tuple[EngineId, Record]:
-    """The producer's part. Returns who the consumer is, and its record.
+async def answer(connection: Connection, us: Identity, timeout_s: float) -> Hello:
+    """The producer's part. Returns who has proved itself, and whom it means to reach.
 
     Raises:
-        IncompatibleError: the compatibility records differ.
-        HandshakeError: either end refused the other for another reason.
+        HandshakeError: either end refused the other.
         WireError: the connection broke, or a frame was malformed, oversized or late.
     """
-    hello = await _expect(Hello, connection, connection.peer, timeout_s, MAX_GREETING_BYTES)
+    hello = await expect(Hello, connection, connection.peer, timeout_s, MAX_GREETING_BYTES)
     if hello.version != PROTOCOL_VERSION:
-        detail = f"{us.engine_id} speaks version {PROTOCOL_VERSION} of the protocol, {hello.consumer} version"
-        await _refuse(connection, "protocol_version", f"{detail} {hello.version}; run the same release on both")
-    consumer = str(hello.consumer)
+        detail = f"version {PROTOCOL_VERSION} of the protocol is spoken here, not version {hello.version}"
+        await connection.say_last(Refused(reason="protocol_version", detail=f"{detail}; run the same release on both"))
+        raise HandshakeError(f"refused (protocol_version): {detail}")
     challenge = Challenge(nonce=secrets.token_bytes(NONCE_BYTES))
     await connection.send(challenge, timeout_s)
-    proof = await _expect(Proof, connection, consumer, timeout_s, MAX_GREETING_BYTES)
+    proof = await expect(Proof, connection, connection.peer, timeout_s, MAX_GREETING_BYTES)
     known = hmac.compare_digest(proof.mac, _mac(us.token, "consumer", hello, challenge))
     if not known or len(hello.nonce) != NONCE_BYTES:
-        await connection.say_last(Refused(reason="unauthorized", detail="the cluster token is not known"))
-        raise HandshakeError(f"refused (unauthorized): {consumer} does not know the cluster token of {us.engine_id}")
+        await connection.say_last(UNAUTHORIZED)
+        raise HandshakeError(
+            f"refused (unauthorized): who calls itself {printable(str(hello.consumer))} does not know the cluster token"
+        )
     await connection.send(Proof(mac=_mac(us.token, "producer", hello, challenge)), timeout_s)
-    frames = (
-        _mac(us.token, "producer's frames", hello, challenge),
-        _mac(us.token, "consumer's frames", hello, challenge),
-    )
-    connection.seal(*frames)
-    if hello.producer != us.engine_id:
-        detail = f"{hello.consumer} asked for {hello.producer}, but this is {us.engine_id}"
-        await connection.say_last(Refused(reason="incarnation", detail=detail, engine=us.engine_id))
-        raise HandshakeError(f"refused (incarnation): {detail}")
-    record = await _expect(Record, connection, consumer, timeout_s, MAX_FRAME_BYTES)
-    await _compare(connection, us.record, record, consumer)
-    await connection.send(us.record, timeout_s)
-    return hello.consumer, record
+    theirs, ours = _frame_keys(us.token, hello, challenge)
+    connection.seal(ours, theirs)
+    return hello
 
 
-Role = Literal["consumer", "producer", "consumer's frames", "producer's frames"]
+async def expect(kind: type[F], connection: Connection, peer: str, timeout_s: float, limit: int) -> F:
+    """The next frame, which is due to be a `kind`.
+
+    Raises:
+        HandshakeError: the peer has refused; of which kind, if it has proved itself.
+        WireError: it is something else, or did not come.
+    """
+    frame = await connection.receive(timeout_s, limit)
+    if isinstance(frame, Refused):
+        raise _refusal(frame, peer) if connection.sealed else _unproved_refusal(frame, peer)
+    if not isinstance(frame, kind):
+        raise WireError(f"{peer} sent a {type(frame).__name__} where a {kind.__name__} was due")
+    return frame
+
+
+def printable(text: str) -> str:
+    """What somebody unknown has said, so that it is one short line of a log."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:MAX_QUOTED])
 
 
 def _mac(token: bytes, role: Role, hello: Hello, challenge: Challenge) -> bytes:
@@ -123,38 +130,16 @@ def _frame_keys(token: bytes, hello: Hello, challenge: Challenge) -> tuple[bytes
     return _mac(token, "consumer's frames", hello, challenge), _mac(token, "producer's frames", hello, challenge)
 
 
-async def _expect(kind: type[F], connection: Connection, peer: str, timeout_s: float, limit: int) -> F:
-    frame = await connection.receive(timeout_s, limit)
-    if isinstance(frame, Refused):
-        raise _refusal(frame, peer, proved=connection.sealed)
-    if not isinstance(frame, kind):
-        raise WireError(f"{peer} sent a {type(frame).__name__} where a {kind.__name__} was due")
-    return frame
-
-
-def _refusal(refused: Refused, peer: str, *, proved: bool) -> HandshakeError:
-    """What the peer's words mean on this side. What has not been proved could be anybody's."""
+def _refusal(refused: Refused, peer: str) -> HandshakeError:
     if refused.reason == "incompatible":
         return IncompatibleError(peer, {field: (ours, theirs) for field, (theirs, ours) in refused.differences.items()})
     named = None if refused.engine is None else refused.engine.name
-    if refused.reason == "incarnation" and proved and named == peer.rpartition("@")[0]:
+    if refused.reason == "incarnation" and named == peer.rpartition("@")[0]:
         return WrongIncarnationError(f"{peer} is gone: {refused.detail}")
     return HandshakeError(f"{peer} refused ({refused.reason}): {refused.detail}")
 
 
-async def _refuse(connection: Connection, reason: str, detail: str) -> NoReturn:
-    await connection.say_last(Refused(reason=reason, detail=detail))
-    raise HandshakeError(f"refused ({reason}): {detail}")
-
-
-async def _compare(connection: Connection, ours: Record, theirs: Record, peer: str) -> None:
-    differences = find_differences(ours.compatibility, theirs.compatibility)
-    if differences:
-        await connection.say_last(Refused(reason="incompatible", detail="the records differ", differences=differences))
-        raise IncompatibleError(peer, differences)
-    try:
-        check_geometry(theirs.geometry, peer)
-    except PlanError as error:
-        await _refuse(connection, "geometry", str(error))
-    if theirs.lease_s <= 0:
-        await _refuse(connection, "lease", f"{peer} grants leases of {theirs.lease_s} s")
+def _unproved_refusal(refused: Refused, peer: str) -> HandshakeError:
+    if refused == SPEAKS_TLS:
+        return HandshakeError(f"{peer} speaks TLS and this end does not; {TLS_ADVICE}")
+    return HandshakeError(f"{peer} refused ({printable(refused.reason)}): {printable(refused.detail)}")

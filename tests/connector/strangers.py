@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -66,12 +67,12 @@ class Producer:
 
 
 @asynccontextmanager
-async def producing(us: Identity | None = None) -> AsyncIterator[Producer]:
+async def producing(us: Identity | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Producer]:
     fabric_end = FabricTransport(Fabric(), str(P), None)
     listeners = Listeners()
     (listener,) = listeners.allocate(ListenOn("127.0.0.1", range(1)))
     producer = Producer(us or identity(P, transports={"fabric": fabric_end.describe()}))
-    await producer.acceptor.start(listener, None)
+    await producer.acceptor.start(listener, tls)
     producer.endpoint = listener.endpoint
     try:
         yield producer
@@ -82,7 +83,9 @@ async def producing(us: Identity | None = None) -> AsyncIterator[Producer]:
 
 
 @asynccontextmanager
-async def listening(serve: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[Endpoint]:
+async def listening(
+    serve: Callable[[Connection], Awaitable[None]], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Endpoint]:
     """A scripted producer."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,23 +93,25 @@ async def listening(serve: Callable[[Connection], Awaitable[None]]) -> AsyncIter
         await serve(connection)
         await connection.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
     async with server:
         yield Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
 
 
-async def raw(endpoint: Endpoint, data: bytes = b"") -> Connection:
+async def raw(endpoint: Endpoint, data: bytes = b"", tls: ssl.SSLContext | None = None) -> Connection:
     """A connection without a handshake, on which `data` has been sent."""
-    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=tls)
     writer.write(data)
     return Connection(reader, writer, "the producer")
 
 
-async def dialled(endpoint: Endpoint, us: Identity | None = None, producer: EngineId = P) -> Session:
+async def dialled(
+    endpoint: Endpoint, us: Identity | None = None, producer: EngineId = P, tls: ssl.SSLContext | None = None
+) -> Session:
     fabric = Fabric()
     fabric.transport(str(P))
     lanes = Lanes({"fabric": fabric.transport(str(D))}, ANSWER_S, lambda error: None)
-    return await dial(us or identity(D), producer, endpoint, lanes, None, timeout_s=ANSWER_S, tls=None)
+    return await dial(us or identity(D), producer, endpoint, lanes, None, timeout_s=ANSWER_S, tls=tls)
 
 
 async def read_on(connection: Connection) -> None:

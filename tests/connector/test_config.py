@@ -32,6 +32,11 @@ def test_the_ports_to_try(settings: dict[str, Any], ports: range) -> None:
         ({"port_range": "a-b"}, 'write it as "9000-9100"'),
         ({"lease_s": 0.0}, "connector.lease_s is 0.0; it must be above 0 seconds"),
         ({"import_timeout_s": -1.0}, "connector.import_timeout_s is -1.0"),
+        ({"tls_cert": "/w.pem"}, "connector.tls_key and connector.tls_ca is not set"),
+        (
+            {"tls_cert": "w.pem", "tls_key": "/w.key", "tls_ca": "/ca.pem"},
+            "connector.tls_cert is 'w.pem'; write an absol",
+        ),
         ({"renew_s": 30.0}, "connector.renew_s (30.0) must be below connector.lease_s (30.0)"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import logging
 
 import msgspec
 import pytest
@@ -12,11 +14,12 @@ from connector import (
     HandshakeError,
     IncompatibleError,
     UnreachableError,
+    WireError,
     WrongIncarnationError,
 )
 from connector.connection import Connection
 from connector.wire import Bye, Challenge, Frame, Hello, Proof, Record, Refused
-from tests.clock import in_virtual_time, until
+from tests.clock import in_virtual_time, now, until
 from tests.connector.pool import TOKEN, D, P
 from tests.connector.strangers import (
     ANSWER_S,
@@ -27,7 +30,10 @@ from tests.connector.strangers import (
     listening,
     producing,
     raw,
+    read_on,
 )
+
+HELLO = Hello(version=2, consumer=D, producer=P, nonce=b"n" * 32)
 
 
 @in_virtual_time
@@ -66,9 +72,7 @@ async def test_a_producer_without_the_token_is_refused() -> None:
     async with listening(serve) as endpoint:
         with pytest.raises(HandshakeError, match=r"prefill-0@.* does not know the cluster token"):
             await dialled(endpoint)
-        (refused,) = heard
-        assert isinstance(refused, Refused)
-        assert refused.reason == "unauthorized"
+        assert heard == [Refused(reason="unauthorized", detail="the cluster token is not known")]
 
 
 @in_virtual_time
@@ -122,6 +126,7 @@ async def test_another_protocol_version_is_refused() -> None:
         assert refused.reason == "protocol_version"
         assert "version 2 of the protocol" in refused.detail
         assert "version 99" in refused.detail
+        assert all(engine.name not in refused.detail for engine in (P, D))  # a stranger learns nothing else
         await connection.close()
 
 
@@ -181,6 +186,37 @@ async def test_a_replayed_proof_is_refused() -> None:
 
 
 @in_virtual_time
+async def test_a_reflected_proof_is_refused() -> None:
+    """Who does not know the token cannot answer with the proof that it has just been given."""
+
+    async def serve(connection: Connection) -> None:
+        await connection.receive(ANSWER_S)
+        await connection.send(Challenge(nonce=b"m" * 32), ANSWER_S)
+        proof = await connection.receive(ANSWER_S)
+        await connection.send(proof, ANSWER_S)
+        await connection.receive(ANSWER_S)
+
+    async with listening(serve) as endpoint:
+        with pytest.raises(HandshakeError, match="does not know the cluster token"):
+            await dialled(endpoint)
+
+
+@in_virtual_time
+async def test_a_proof_towards_another_worker_is_refused() -> None:
+    """A listener cannot pass on what it was told: the proof names whom it was meant for."""
+    meant = Hello(version=2, consumer=D, producer=EngineId("prefill-7", 7), nonce=b"n" * 32)
+    async with producing() as producer:
+        connection = await raw(producer.endpoint)
+        await connection.send(HELLO, ANSWER_S)
+        challenge = await connection.receive(ANSWER_S)
+        assert isinstance(challenge, Challenge)
+        await connection.send(Proof(mac=mac(TOKEN, "consumer", meant, challenge)), ANSWER_S)
+        refused = await connection.receive(ANSWER_S)
+        assert refused == Refused(reason="unauthorized", detail="the cluster token is not known")
+        await connection.close()
+
+
+@in_virtual_time
 async def test_a_stranger_learns_no_proof_from_a_listener() -> None:
     async with producing() as producer:
         connection = await raw(producer.endpoint)
@@ -220,6 +256,78 @@ async def test_that_a_peer_is_gone_has_to_be_proved() -> None:
         with pytest.raises(HandshakeError) as refused:
             await dialled(endpoint)
         assert not isinstance(refused.value, WrongIncarnationError)
+
+
+@in_virtual_time
+async def test_that_records_differ_has_to_be_proved() -> None:
+    async def serve(connection: Connection) -> None:
+        await connection.receive(ANSWER_S)
+        differ = Refused(reason="incompatible", detail="no", differences={"dtype": ("float32", "bfloat16")})
+        await connection.send(differ, ANSWER_S)
+
+    async with listening(serve) as endpoint:
+        with pytest.raises(HandshakeError) as refused:
+            await dialled(endpoint)
+        assert not isinstance(refused.value, IncompatibleError)
+
+
+@pytest.mark.parametrize("nonsense", [b"\xc1\xc1\xc1", b"x" * 5000])
+@in_virtual_time
+async def test_a_producer_that_has_proved_nothing_is_not_told_what_was_wrong(nonsense: bytes) -> None:
+    heard: list[Frame] = []
+
+    async def serve(connection: Connection) -> None:
+        await connection.receive(ANSWER_S)
+        connection._writer.write(len(nonsense).to_bytes(4, "big") + nonsense)
+        with pytest.raises(WireError):
+            heard.append(await connection.receive(ANSWER_S))
+
+    async with listening(serve) as endpoint:
+        with pytest.raises(HandshakeError, match="broke off"):
+            await dialled(endpoint)
+    assert heard == []
+
+
+@in_virtual_time
+async def test_a_producer_has_one_deadline_to_prove_itself() -> None:
+    """Each of its frames would have come in time."""
+
+    async def serve(connection: Connection) -> None:
+        await connection.receive(ANSWER_S)
+        await asyncio.sleep(0.8 * ANSWER_S)
+        await connection.send(Challenge(nonce=b"m" * 32), ANSWER_S)
+        with pytest.raises(WireError):
+            await read_on(connection)
+
+    async with listening(serve) as endpoint:
+        since = now()
+        with pytest.raises(HandshakeError, match="has not proved itself within 10 s"):
+            await dialled(endpoint)
+        assert now() - since < 1.1 * ANSWER_S
+
+
+@in_virtual_time
+async def test_secrets_stay_out_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    secrets = [TOKEN, b"another token", b"n" * 32]
+    async with producing() as producer:
+        session = await dialled(producer.endpoint)
+        with pytest.raises(HandshakeError):
+            await dialled(producer.endpoint, identity(D, token=b"another token"))
+        connection = await raw(producer.endpoint)
+        await connection.send(HELLO, ANSWER_S)
+        challenge = await connection.receive(ANSWER_S)
+        assert isinstance(challenge, Challenge)
+        proof = mac(TOKEN, "consumer", HELLO, challenge)
+        await connection.send(Proof(mac=proof[:-1] + b"x"), ANSWER_S)
+        assert isinstance(await connection.receive(ANSWER_S), Refused)
+        secrets += [challenge.nonce, proof]
+        for end in (session.connection, connection):
+            await end.close()
+    logged = caplog.text + repr(identity(D))
+    for secret in secrets:
+        assert secret.hex() not in logged
+        assert repr(secret)[2:-1] not in logged
 
 
 @in_virtual_time
