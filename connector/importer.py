@@ -55,7 +55,11 @@ class _Owner(msgspec.Struct):
 
 
 class Importer:
-    """Every READ of this worker. `on_peer_lost` is told after a peer has been fenced."""
+    """Every import of this worker.
+
+    `on_peer_lost` is told before a peer is fenced: nothing new may be begun with it, since an import that begins after
+    the peer's death would wait for the death.
+    """
 
     def __init__(
         self,
@@ -200,7 +204,6 @@ class Importer:
     def fenced(self, peer: PeerKey, cause: str) -> None:
         """See `Watcher`."""
         self._carry_out(self._sink.fenced(peer, cause, self._clock()))
-        self._on_peer_lost(peer, cause)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         """One instruction after the other, also when carrying one out brings new ones."""
@@ -216,6 +219,7 @@ class Importer:
                     case Settled() as settled:
                         self._tell(settled)
                     case Fence(peer, cause):
+                        self._on_peer_lost(peer, cause)
                         self._lanes.fence(peer, cause)
                     case StopWriting(transfer_id):
                         stop = self._owners[transfer_id].stop

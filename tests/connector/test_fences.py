@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from connector import Reason
+import pytest
+
+from connector import PeerLostError, Reason, new_transfer_id
 from connector.errors import TransportError
 from connector.transport.base import FENCE_TIMEOUT_S
 from tests.clock import in_virtual_time, now, until
@@ -50,16 +52,31 @@ async def test_the_blocks_of_a_read_are_its_own_until_the_fence_has_ended() -> N
 
 
 @in_virtual_time
+async def test_nothing_is_begun_with_a_peer_that_is_being_fenced() -> None:
+    """A WRITE that began then would be quarantined for ever: the death that would end it has been told of already."""
+    async with connected(automatic=False) as pair:
+        slow_fences(pair)
+        pair.fabric.kill(pair.prefill.end)
+        await until(lambda: pair.decode.count("peers_down") == 1)
+        blocks = pair.decode.pool.take(1)
+        with pytest.raises(PeerLostError):
+            pair.decode.connector.receive(pair.link, new_transfer_id(), {"full": blocks}, 4, lambda outcome: None)
+        pair.decode.pool.give_back(blocks)
+        assert pair.decode.connector.stats().blocks_quarantined == 0
+
+
+@in_virtual_time
 async def test_the_loop_does_its_other_work_meanwhile() -> None:
     async with connected(automatic=False) as pair:
         end = slow_fences(pair)
         read, batch = await reading(pair)
         renewals = pair.prefill.count("renewals")
         batch.outlive()
-        await asyncio.sleep(FENCE_TIMEOUT_S * 0.9)
-        assert pair.prefill.count("renewals") > renewals
+        await until(lambda: pair.link.data_peer is None)
         _, pull, source = pair.source(seed=2)
         assert (await Reading(pair.decode, pull, source).failure()).reason == Reason.PEER_LOST
+        await asyncio.sleep(FENCE_TIMEOUT_S * 0.9)
+        assert pair.prefill.count("renewals") > renewals
         assert_owned(pair, read, batch)
         end.finish_fence(batch.peer)
         await read.failure()
