@@ -31,7 +31,7 @@ from connector.identity import EngineId, new_engine_id, new_transfer_id
 from connector.importer import ImportOutcome
 from connector.imports import Reason
 from connector.link import Link
-from connector.listener import Endpoint, Listener, Listeners, ListenOn
+from connector.listener import Listener, Listeners
 from connector.memory import PoolMemory
 from connector.pages import (
     LAYOUTS,
@@ -43,6 +43,7 @@ from connector.pages import (
     block_bytes,
     build_geometry,
 )
+from connector.ports import Endpoint, ListenOn
 from connector.pull import Imported, Pull
 from connector.receive import Receive
 from connector.sources import SourceEnd, SourceRef, Sources

@@ -32,9 +32,10 @@ from connector.importer import Importer, ImportOutcome
 from connector.imports import PeerKey
 from connector.lanes import Lanes
 from connector.link import Link
-from connector.listener import Endpoint, Listeners, ListenOn
+from connector.listener import Listeners
 from connector.measure import measure
 from connector.pages import PoolGeometry
+from connector.ports import Endpoint, ListenOn
 from connector.pull import Pull
 from connector.pusher import Pusher
 from connector.receive import Receive

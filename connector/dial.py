@@ -14,7 +14,7 @@ from connector.handshake import TLS_ADVICE, Identity, greet
 from connector.identity import EngineId
 from connector.imports import PeerKey
 from connector.lanes import Lanes
-from connector.listener import Endpoint
+from connector.ports import Endpoint
 from connector.records import offer_record
 from connector.wire import Record, Refused
 

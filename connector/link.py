@@ -22,9 +22,9 @@ from connector.imports import PeerKey
 from connector.lanes import Lanes
 from connector.lease import Lease
 from connector.ledger import Ledger
-from connector.listener import Endpoint
 from connector.pages import PoolGeometry
 from connector.peer import LOST_AFTER, DialAt, DropControl, Instruction, Peer, PeerState
+from connector.ports import Endpoint
 from connector.wire import AckReply, Bye, Commit, Failed, Refused, RenewReply, Stopped
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Link:
         self._clock = clock
         self._renew_s = min(renew_s, session.record.lease_s / 3)
         self._heartbeat_s = min(heartbeat_s, self._renew_s)
-        self._state = Peer(str(peer), self._heartbeat_s, clock())
+        self._state = Peer(str(peer), clock())
         self._answer_s = answer_s
         self._on_gone = on_gone
         self._on_fault = on_fault
@@ -255,7 +255,7 @@ class Link:
         renew_at = self._clock()
         while True:
             now = self._clock()
-            self._carry_out(self._state.tick(now))
+            self._carry_out(self._state.asked(now))
             if now >= renew_at:
                 renew_at = now + self._renew_s
                 for renewal in self.ledger.renewals(now):

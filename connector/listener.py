@@ -9,7 +9,6 @@ listens, so a port counts as taken only once `listen` has succeeded. The endpoin
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import socket
 from collections.abc import Iterable
@@ -17,25 +16,9 @@ from collections.abc import Iterable
 import msgspec
 
 from connector.errors import ListenerError
+from connector.ports import Endpoint, ListenOn, PortSearch
 
 BACKLOG = 512
-
-
-class Endpoint(msgspec.Struct, frozen=True):
-    """Where a listener can be reached."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-class ListenOn(msgspec.Struct, frozen=True):
-    """One wanted listener: `ports` are tried in order, and 0 means any free port."""
-
-    host: str
-    ports: range
 
 
 class Listener(msgspec.Struct, frozen=True):
@@ -43,6 +26,7 @@ class Listener(msgspec.Struct, frozen=True):
 
     socket: socket.socket
     endpoint: Endpoint
+    search: PortSearch
 
 
 class Listeners:
@@ -75,12 +59,16 @@ class Listeners:
         """Close every listener. Closing twice is harmless."""
         self._closed = True
         while self._open:
-            self._open.pop().socket.close()
+            listener = self._open.pop()
+            listener.socket.close()
+            listener.search.close()
 
 
 def _listen(wish: ListenOn) -> Listener:
     family, address = _resolve(wish.host)
-    for port in wish.ports:
+    search = PortSearch(wish)
+    while True:
+        port = search.next_port()
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             if port:
@@ -90,13 +78,9 @@ def _listen(wish: ListenOn) -> Listener:
             listening.setblocking(False)
         except OSError as error:
             listening.close()
-            if error.errno == errno.EADDRINUSE and len(wish.ports) > 1:
-                continue
-            raise ListenerError(_refusal(wish.host, port, error)) from error
-        return Listener(listening, Endpoint(wish.host, listening.getsockname()[1]))
-    raise ListenerError(
-        f"every port from {wish.ports[0]} to {wish.ports[-1]} on {wish.host} is in use; widen connector.port_range"
-    )
+            search.refused(error)
+        else:
+            return Listener(listening, search.listening(listening.getsockname()[1]), search)
 
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
@@ -112,17 +96,6 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
             "set connector.host to the address that they reach this host by"
         )
     return family, str(address[0])
-
-
-def _refusal(host: str, port: int, error: OSError) -> str:
-    where = f"{host}:{port}"
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; choose another one ({where})" if port else f"no free port on {host}"
-    if error.errno == errno.EACCES:
-        return f"this user may not listen on {where}; ports below 1024 need privileges"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"cannot listen on {where}: {host} is not an address of this host; set connector.host to one"
-    return f"cannot listen on {where}: {error.strerror or error}"
 
 
 def _names(wanted: Iterable[ListenOn]) -> str:

@@ -6,9 +6,11 @@
                                          ▲──refused, doubling──┘
     any ──another incarnation, known exit, closed──► GONE
 
-A worker is never given up for being slow or unreachable: it is tried again after 1 s, doubling to 60 s, for ever. It is
-gone only when another incarnation answers in its place, its process is known to have ended, or its owner drops it; what
-comes back then is a new peer. Events come in with the time, instructions go out; there is no I/O and no clock.
+Heartbeats are counted, not seconds: a consumer that is itself held up has not asked, and hears what has come meanwhile
+before it asks again. A worker is never given up for being slow or unreachable: it is tried again after 1 s, doubling
+to 60 s, for ever. It is gone only when another incarnation answers in its place, its process is known to have ended, or
+its owner drops it; what comes back then is a new peer. Events come in with the time, instructions go out; there is no
+I/O and no clock.
 """
 
 from __future__ import annotations
@@ -63,16 +65,12 @@ Instruction: TypeAlias = DropControl | DialAt
 
 
 class Peer:
-    """One incarnation of a producer, LINKED. Times are seconds of the caller's monotonic clock.
+    """One incarnation of a producer, LINKED. Times are seconds of the caller's monotonic clock."""
 
-    `heartbeat_s` is how often the caller asks it for a sign of life.
-    """
-
-    def __init__(self, name: str, heartbeat_s: float, now: float) -> None:
+    def __init__(self, name: str, now: float) -> None:
         self.state = PeerState.LINKED
         self._name = name
-        self._heartbeat_s = heartbeat_s
-        self._heard_at = now
+        self._unanswered = 0
         self._retry_s = FIRST_RETRY_S
         self._story: deque[str] = deque([f"linked at {now:.3f}"], maxlen=16)
 
@@ -87,17 +85,17 @@ class Peer:
 
     def heard(self, now: float) -> None:
         """Something has come from it."""
-        self._heard_at = max(self._heard_at, now)
+        self._unanswered = 0
         if self.state is PeerState.SUSPECT:
             self._move(PeerState.LINKED, f"heard again at {now:.3f}")
 
-    def tick(self, now: float) -> list[Instruction]:
-        """Time has passed: has it been silent for too long?"""
-        silent = now - self._heard_at
-        if self.state is PeerState.LINKED and silent >= SUSPECT_AFTER * self._heartbeat_s:
-            self._move(PeerState.SUSPECT, f"silent since {self._heard_at:.3f}")
-        if self.state is PeerState.SUSPECT and silent >= LOST_AFTER * self._heartbeat_s:
-            return [DropControl(f"nothing has come from {self._name} for {silent:.1f} s")]
+    def asked(self, now: float) -> list[Instruction]:
+        """A heartbeat is due: it is about to be asked for a sign of life once more."""
+        if self.state is PeerState.LINKED and self._unanswered >= SUSPECT_AFTER:
+            self._move(PeerState.SUSPECT, f"{self._unanswered} heartbeats without an answer at {now:.3f}")
+        if self.state is PeerState.SUSPECT and self._unanswered >= LOST_AFTER:
+            return [DropControl(f"{self._name} has not answered {self._unanswered} heartbeats")]
+        self._unanswered += 1
         return []
 
     def data_lost(self, cause: str) -> list[Instruction]:
@@ -126,7 +124,7 @@ class Peer:
 
     def linked(self, now: float) -> None:
         """The handshake has succeeded."""
-        self._heard_at = now
+        self._unanswered = 0
         self._move(PeerState.LINKED, f"linked again at {now:.3f}")
 
     def gone(self, cause: str, now: float) -> None:

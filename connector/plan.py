@@ -157,13 +157,14 @@ def _expand(num_heads: int, content: int, chunks: Chunks, key: tuple[int, ...], 
     step = int(by_layer[1, 1] - by_layer[0, 1]) if len(by_layer) > 1 else 0
     dims.append((step, np.ascontiguousarray(by_layer[:, 0]), np.ascontiguousarray(by_layer[:, 1])))
     dims.sort(key=lambda dim: -dim[0])
-    lengths = [length if offsets is source else np.zeros(len(offsets), dtype=np.int64) for _, offsets, _ in dims]
+    by_block = [len(length) if offsets is source else 1 for _, offsets, _ in dims]
+    shape = [len(offsets) for _, offsets, _ in dims]
     return _Piece(
         source_region,
         destination_region,
         _sums([dim[1] for dim in dims]),
         _sums([dim[2] for dim in dims]),
-        _sums(lengths),
+        np.broadcast_to(length.reshape(by_block), shape).ravel(),
     )
 
 
@@ -204,12 +205,19 @@ def merged(pieces: list[_Piece], op: Op) -> tuple[PlannedBatch, ...]:
 
 
 def _sorted_runs(pieces: list[_Piece]) -> tuple[Offsets, Offsets, Offsets]:
-    source = np.concatenate([piece.source for piece in pieces])
-    destination = np.concatenate([piece.destination for piece in pieces])
-    length = np.concatenate([piece.length for piece in pieces])
-    if np.any(destination[1:] < destination[:-1]):
+    if len(pieces) == 1:
+        source, destination, length = pieces[0].source, pieces[0].destination, pieces[0].length
+    else:
+        source = np.concatenate([piece.source for piece in pieces])
+        destination = np.concatenate([piece.destination for piece in pieces])
+        length = np.concatenate([piece.length for piece in pieces])
+    if _overlap(destination, length):  # or are not sorted
         order = np.argsort(destination, kind="stable")
         source, destination, length = source[order], destination[order], length[order]
-    if np.any(destination[:-1] + length[:-1] > destination[1:]):
-        raise PlanError("pages of different layers or groups overlap in the destination; its geometry is wrong")
+        if _overlap(destination, length):
+            raise PlanError("pages of different layers or groups overlap in the destination; its geometry is wrong")
     return join(source, destination, length)
+
+
+def _overlap(start: Offsets, length: Offsets) -> bool:
+    return bool(np.any(start[1:] - start[:-1] < length[:-1]))

@@ -50,6 +50,11 @@ AckStatus = Literal["accepted", "duplicate", "parked", "stale", "invalid"]
 RenewStatus = Literal["renewed", "unknown", "ended"]
 NoticeKind = Literal["commit", "failed", "stopped"]
 Outcome = Literal["released", "expired", "failed", "flushed"]
+ENDS: dict[SourceState, Outcome] = {
+    SourceState.RELEASED: "released",
+    SourceState.EXPIRED: "expired",
+    SourceState.FAILED: "failed",
+}
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -113,6 +118,10 @@ class Source:
     def writing(self) -> bool:
         """Whether its pages are pushed; `peer` is then where to."""
         return self.peer is not None
+
+    def outcomes(self) -> str:
+        """What its consumer's ranks have said, for messages."""
+        return ", ".join(sorted(set(self.acks.values())))
 
     def tell(self) -> str:
         """What has happened to it, for error messages."""

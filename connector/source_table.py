@@ -25,13 +25,13 @@ from connector.notices import Notices
 from connector.remembered import MAX_REMEMBERED, EndedSources
 from connector.source import (
     EDGES,
+    ENDS,
     AckStatus,
     Ended,
     Instruction,
     LongHeld,
     Notice,
     NoticeKind,
-    Outcome,
     RenewStatus,
     Source,
     SourceState,
@@ -39,11 +39,6 @@ from connector.source import (
 )
 
 MAX_RANKS = 1024
-ENDS: dict[SourceState, Outcome] = {
-    SourceState.RELEASED: "released",
-    SourceState.EXPIRED: "expired",
-    SourceState.FAILED: "failed",
-}
 POSTING = (SourceState.COMPUTING, SourceState.PUSHING)
 
 
@@ -108,7 +103,7 @@ class SourceTable:
             source.acks, source.world_size = parked.acks, parked.world_size
         if len(source.acks) == source.world_size or self._early.cancelled(transfer_id, consumer):
             source.state = SourceState.FAILED
-            source.story.append(f"already given up: {_outcomes(source.acks) or 'cancelled'}")
+            source.story.append(f"already given up: {source.outcomes() or 'cancelled'}")
             self.counters["sources_refused"] += 1
             self._ended.add(source)
             raise InvalidTransition(f"transfer {transfer_id} was given up by its consumer before it began")
@@ -244,11 +239,11 @@ class SourceTable:
         if len(source.acks) < world_size:
             return status, []
         if source.state in POSTING:
-            detail = f"given up by the consumer while it was computed: {_outcomes(source.acks)}"
+            detail = f"given up by the consumer while it was computed: {source.outcomes()}"
             return status, self._stop(source, "stopped", detail, now)
         if source.state is SourceState.STOPPING:
             return status, []
-        return status, self._end(source, SourceState.RELEASED, _outcomes(source.acks), now)
+        return status, self._end(source, SourceState.RELEASED, source.outcomes(), now)
 
     def cancel(self, transfer_id: str, consumer: EngineId, now: float) -> list[Instruction]:
         """The consumer of a WRITE wants to hear that nothing of it is in flight any more, nor ever will be."""
@@ -401,7 +396,3 @@ class SourceTable:
             return self._ack_counted("duplicate" if repeated else "stale")
         status = self._early.ack(transfer_id, consumer, rank, world_size, outcome, now)
         return self._ack_counted(cast(AckStatus, status))
-
-
-def _outcomes(acks: dict[int, str]) -> str:
-    return ", ".join(sorted(set(acks.values())))

@@ -15,7 +15,15 @@ from rpc.v1 import worker_pb2
 SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 LONG_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
-GAUGES = ("blocks_total", "blocks_free", "sources_held", "imports_active", "requests_running", "requests_waiting")
+GAUGES = (
+    "blocks_total",
+    "blocks_free",
+    "sources_held",
+    "imports_active",
+    "blocks_quarantined",
+    "requests_running",
+    "requests_waiting",
+)
 
 
 class Metrics:

@@ -204,6 +204,7 @@ class WorkerCore:
             blocks_free=engine.blocks_free,
             sources_held=connector.sources_held,
             imports_active=connector.imports_active,
+            blocks_quarantined=connector.blocks_quarantined,
             requests_running=engine.running,
             requests_waiting=engine.waiting + self.requests_ahead,
             peers=[

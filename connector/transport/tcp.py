@@ -20,7 +20,8 @@ import msgspec
 
 from connector._native import OutOfBounds, TcpEngine
 from connector.errors import ListenerError, OutOfBoundsError, PeerLostError, RegistrationError, UnreachableError
-from connector.listener import Listeners, ListenOn
+from connector.listener import Listeners
+from connector.ports import ListenOn
 from connector.transport.base import Completed, Event, Fenced, Memory, Op, PeerDown, Runs
 from connector.transport.registration import refusal, why_unusable
 from connector.transport.sealed import seal, unseal

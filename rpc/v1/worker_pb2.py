@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rpc.v1 import common_pb2 as rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13rpc/v1/worker.proto\x12\nkvferry.v1\x1a\x13rpc/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\x93\x01\n\x11WorkerDescription\x12\'\n\tengine_id\x18\x01 \x01(\x0b\x32\x14.kvferry.v1.EngineId\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\"\x0f\n\rStatusRequest\"\x8e\x03\n\x0cWorkerStatus\x12\'\n\tengine_id\x18\x01 \x01(\x0b\x32\x14.kvferry.v1.EngineId\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x14\n\x0c\x62locks_total\x18\x06 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x07 \x01(\r\x12\x14\n\x0csources_held\x18\x08 \x01(\r\x12\x16\n\x0eimports_active\x18\t \x01(\r\x12\x18\n\x10requests_running\x18\n \x01(\r\x12\x18\n\x10requests_waiting\x18\x0b \x01(\r\x12%\n\x05peers\x18\x0c \x03(\x0b\x32\x16.kvferry.v1.PeerStatus\x12\x38\n\x08\x63ounters\x18\r \x03(\x0b\x32&.kvferry.v1.WorkerStatus.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"?\n\nPeerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x10\n\x08gb_per_s\x18\x03 \x01(\x01\x32\x8f\x01\n\x06Worker\x12\x46\n\x08\x44\x65scribe\x12\x1b.kvferry.v1.DescribeRequest\x1a\x1d.kvferry.v1.WorkerDescription\x12=\n\x06Status\x12\x19.kvferry.v1.StatusRequest\x1a\x18.kvferry.v1.WorkerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13rpc/v1/worker.proto\x12\nkvferry.v1\x1a\x13rpc/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\x93\x01\n\x11WorkerDescription\x12\'\n\tengine_id\x18\x01 \x01(\x0b\x32\x14.kvferry.v1.EngineId\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\"\x0f\n\rStatusRequest\"\xaa\x03\n\x0cWorkerStatus\x12\'\n\tengine_id\x18\x01 \x01(\x0b\x32\x14.kvferry.v1.EngineId\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x14\n\x0c\x62locks_total\x18\x06 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x07 \x01(\r\x12\x14\n\x0csources_held\x18\x08 \x01(\r\x12\x16\n\x0eimports_active\x18\t \x01(\r\x12\x18\n\x10requests_running\x18\n \x01(\r\x12\x18\n\x10requests_waiting\x18\x0b \x01(\r\x12%\n\x05peers\x18\x0c \x03(\x0b\x32\x16.kvferry.v1.PeerStatus\x12\x38\n\x08\x63ounters\x18\r \x03(\x0b\x32&.kvferry.v1.WorkerStatus.CountersEntry\x12\x1a\n\x12\x62locks_quarantined\x18\x0e \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"?\n\nPeerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x10\n\x08gb_per_s\x18\x03 \x01(\x01\x32\x8f\x01\n\x06Worker\x12\x46\n\x08\x44\x65scribe\x12\x1b.kvferry.v1.DescribeRequest\x1a\x1d.kvferry.v1.WorkerDescription\x12=\n\x06Status\x12\x19.kvferry.v1.StatusRequest\x1a\x18.kvferry.v1.WorkerStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,11 +41,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREQUEST']._serialized_start=225
   _globals['_STATUSREQUEST']._serialized_end=240
   _globals['_WORKERSTATUS']._serialized_start=243
-  _globals['_WORKERSTATUS']._serialized_end=641
-  _globals['_WORKERSTATUS_COUNTERSENTRY']._serialized_start=594
-  _globals['_WORKERSTATUS_COUNTERSENTRY']._serialized_end=641
-  _globals['_PEERSTATUS']._serialized_start=643
-  _globals['_PEERSTATUS']._serialized_end=706
-  _globals['_WORKER']._serialized_start=709
-  _globals['_WORKER']._serialized_end=852
+  _globals['_WORKERSTATUS']._serialized_end=669
+  _globals['_WORKERSTATUS_COUNTERSENTRY']._serialized_start=622
+  _globals['_WORKERSTATUS_COUNTERSENTRY']._serialized_end=669
+  _globals['_PEERSTATUS']._serialized_start=671
+  _globals['_PEERSTATUS']._serialized_end=734
+  _globals['_WORKER']._serialized_start=737
+  _globals['_WORKER']._serialized_end=880
 # @@protoc_insertion_point(module_scope)

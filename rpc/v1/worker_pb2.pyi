@@ -123,6 +123,7 @@ class WorkerStatus(_message.Message):
     REQUESTS_WAITING_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    BLOCKS_QUARANTINED_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     state: _builtins.str
     """STARTING, READY, DRAINING."""
@@ -135,6 +136,8 @@ class WorkerStatus(_message.Message):
     requests_running: _builtins.int
     requests_waiting: _builtins.int
     """Also those of a decode worker that are being prefilled elsewhere, or whose pages are on their way."""
+    blocks_quarantined: _builtins.int
+    """Blocks that no request wants any more and that a prefill worker may still write."""
     @_builtins.property
     def engine_id(self) -> _common_pb2.EngineId: ...
     @_builtins.property
@@ -159,10 +162,11 @@ class WorkerStatus(_message.Message):
         requests_waiting: _builtins.int = ...,
         peers: _abc.Iterable[Global___PeerStatus] | None = ...,
         counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        blocks_quarantined: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_free", b"blocks_free", "blocks_total", b"blocks_total", "counters", b"counters", "engine_id", b"engine_id", "host", b"host", "imports_active", b"imports_active", "peers", b"peers", "pid", b"pid", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "role", b"role", "sources_held", b"sources_held", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_free", b"blocks_free", "blocks_quarantined", b"blocks_quarantined", "blocks_total", b"blocks_total", "counters", b"counters", "engine_id", b"engine_id", "host", b"host", "imports_active", b"imports_active", "peers", b"peers", "pid", b"pid", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "role", b"role", "sources_held", b"sources_held", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -277,3 +277,14 @@ async def test_a_measurement_over_a_dying_link_fails() -> None:
         with pytest.raises(PlanError):
             await pair.decode.connector.measure(pair.link, [99])
         pair.decode.pool.give_back(blocks)
+
+
+@in_virtual_time
+async def test_a_producer_that_does_not_answer_gets_no_new_work_and_recovers() -> None:
+    async with connected() as pair:
+        assert pair.link.connected
+        pair.cable.stall()
+        await until(lambda: not pair.link.connected)
+        assert not pair.link.gone
+        pair.cable.mend()
+        await until(lambda: pair.link.connected)

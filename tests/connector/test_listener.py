@@ -146,7 +146,8 @@ def _free_port() -> int:
 
 ALLOCATE = """
 import sys
-from connector.listener import Listeners, ListenOn
+from connector.listener import Listeners
+from connector.ports import ListenOn
 print("ready", flush=True)
 sys.stdin.readline()
 (listener,) = Listeners().allocate(ListenOn("127.0.0.1", range(int(sys.argv[1]), int(sys.argv[2]))))

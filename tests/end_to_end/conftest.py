@@ -1,4 +1,4 @@
-"""One running cluster per transport, shared by a module: real processes, the real small model, float32."""
+"""One running cluster per way of handing pages over, shared by all: real processes, the real small model, float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster import ClusterHandle, default_model, start_cluster
 
-TRANSPORTS = ("shm", "ucx")
+WAYS = ("shm", "ucx", "shm write")
 
 
 @pytest.fixture(scope="session")
@@ -18,13 +18,15 @@ def model() -> Path:
     return default_model()
 
 
-@pytest.fixture(scope="package", params=TRANSPORTS)
+@pytest.fixture(scope="package", params=WAYS)
 def cluster(request: pytest.FixtureRequest) -> Iterator[ClusterHandle]:
-    """One prefill worker, one decode worker and a gateway over the transport named by the parameter."""
+    """One prefill worker, one decode worker and a gateway over the transport, and in the mode, of the parameter."""
+    transport, _, mode = request.param.partition(" ")
     settings = {
         "engine.dtype": "float32",
         "engine.kv_cache_bytes": "1GiB",
-        "connector.transport": request.param,
+        "connector.transport": transport,
+        "connector.mode": mode or "read",
     }
     with start_cluster(settings) as handle:
         yield handle

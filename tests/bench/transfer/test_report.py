@@ -43,7 +43,7 @@ def test_ratios_are_against_whoever_was_measured_next_to_it() -> None:
 
 
 def test_what_was_kept_to_tcp_is_compared_with_the_nixl_that_was() -> None:
-    assert opponent("ucx-tcp", "nixl") == "nixl-tcp"
+    assert opponent("ucx-tcp", "nixl") == opponent("tcp", "nixl") == "nixl-tcp"
     assert opponent("ucx", "nixl") == "nixl"
     assert opponent("ucx-tcp", "mooncake") == "mooncake"
     rows = rows_of(measured({"ucx-tcp": [2.0], "nixl": [1.0], "nixl-tcp": [6.0]}))

@@ -52,7 +52,7 @@ def test_a_quick_run_measures_checks_and_tells(tmp_path: Path, capsys: pytest.Ca
     assert told["summary"]["shm"]["read"]["vs_memcpy"] > 0
     assert told["summary"]["shm"]["write"]["vs_nixl"] is None
     assert told["settings"]["unavailable"] == {}
-    assert told["settings"]["not_asked_for"] == ["ucx-tcp", "nixl", "nixl-tcp", "mooncake"]
+    assert told["settings"]["not_asked_for"] == ["ucx-tcp", "tcp", "nixl", "nixl-tcp", "mooncake"]
 
 
 @pytest.mark.process
