@@ -22,8 +22,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `heartbeat_s` is how often a consumer asks a producer for a sign of life: after three without one it gets no new
     work, after ten the connection is made anew.
     `handshake_timeout_s` bounds every answer of a peer, `import_timeout_s` one READ from the moment it is posted.
-    `tls_cert`, `tls_key`, `tls_ca` (PEM files; all or none): the control connections are TLS 1.3, and both ends show a
-    certificate that `tls_ca` has signed.
+    `tls_cert`, `tls_key`, `tls_ca` (absolute paths of PEM files; all or none): the control connections are TLS 1.3, and
+    both ends show a certificate that `tls_ca` has signed.
     `ucx_library`: "" takes what is loaded or found, `system`, `wheel`, or the path of a libucp.so.
 
     Raises:

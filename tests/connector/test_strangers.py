@@ -47,6 +47,23 @@ async def test_a_flood_of_strangers_keeps_no_peer_out() -> None:
 
 
 @in_virtual_time
+async def test_the_oldest_stranger_goes_when_there_are_too_many() -> None:
+    async with producing() as producer:
+        strangers = []
+        for _ in range(MAX_STRANGERS + 2):
+            strangers.append(await raw(producer.endpoint))
+            await asyncio.sleep(ANSWER_S / 1000)  # virtual: until it has been taken
+        for gone in strangers[:2]:
+            with pytest.raises(WireError, match=r"closed the connection|broke"):
+                await gone.receive(ANSWER_S / 100)
+        for stays in strangers[2:]:
+            with pytest.raises(WireError, match="no whole frame came"):
+                await stays.receive(ANSWER_S / 1000)
+        for connection in strangers:
+            await connection.close()
+
+
+@in_virtual_time
 async def test_a_stranger_that_drips_is_gone_when_its_time_is_over() -> None:
     async with producing() as producer:
         dripping = await raw(producer.endpoint, (100).to_bytes(4, "big"))
@@ -110,6 +127,8 @@ async def test_strangers_come_in_again_when_others_have_gone() -> None:
 async def test_a_stranger_is_not_told_that_the_worker_leaves() -> None:
     async with producing() as producer:
         stranger, peer = await raw(producer.endpoint), await greeted(producer.endpoint)
+        await stranger.send(HELLO, ANSWER_S)
+        assert isinstance(await stranger.receive(ANSWER_S), Challenge)
         await producer.acceptor.close()
         with pytest.raises(WireError):
             await stranger.receive(ANSWER_S)

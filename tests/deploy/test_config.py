@@ -141,6 +141,17 @@ def test_what_is_shown_is_yaml_that_gives_the_same_settings(tmp_path: Path) -> N
     assert line.endswith("# --set")
 
 
+def test_tls_is_set_by_three_files_and_shown(tmp_path: Path) -> None:
+    file = written(tmp_path, "connector: {tls_cert: /etc/kvferry/worker.pem, tls_key: /etc/kvferry/worker.key}\n")
+    with pytest.raises(
+        SettingError, match=r"connector.tls_ca is not set \(connector.tls_cert from .*kvferry.yaml line 1"
+    ):
+        resolve(file)
+    shown = show(resolve(file, {"KVFERRY_CONNECTOR__TLS_CA": "/etc/kvferry/ca.pem"}))
+    assert yaml.safe_load(shown)["connector"]["tls_ca"] == "/etc/kvferry/ca.pem"
+    assert "tls_cert: /etc/kvferry/worker.pem" in shown
+
+
 @pytest.mark.parametrize(
     ("section", "room"), [("prefill", PrefillConfig), ("decode", DecodeConfig), ("gateway", GatewayConfig)]
 )
