@@ -146,7 +146,7 @@ class NixlTransport:
     def post(self, peer: int, op: Op, local_region: int, remote_region: int, runs: Runs, timeout_s: float) -> int:
         """See `Transport.post`."""
         if not timeout_s > 0:
-            raise ValueError(f"timeout_s is {timeout_s}; it must be above 0 seconds")
+            raise ValueError(f"timeout_s is {timeout_s}; it must be a positive number of seconds")
         known = self._peers.get(peer)
         if known is None or known.down:
             raise PeerLostError(f"peer {peer} is {'down' if known else 'fenced or unknown'}; connect to it again")
