@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import select
@@ -76,6 +77,7 @@ class TestNixl:
         for _ in range(2):  # UCX keeps a few for as long as the process lives
             with pytest.raises(UnreachableError, match=message):
                 near.transport.connect(description)
+            gc.collect()
             open_descriptors.append(len(os.listdir("/proc/self/fd")))
         assert open_descriptors[1] <= open_descriptors[0]
 

@@ -38,6 +38,7 @@ def _changed(description: bytes, **changes: object) -> bytes:
 def _descriptors() -> int:
     """After what earlier tests left in reference cycles has gone; what they close late makes it fewer, never more."""
     gc.collect()
+    gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
 
