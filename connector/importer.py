@@ -88,7 +88,7 @@ class Importer:
         """
         if error is None:
             for peer in self._sink.peers():
-                self.gone(peer, "the connector was closed")
+                self.gone(peer, "the connector was closed", quiet_s=0.0)
         for owner in self._owners.values():
             if not owner.settled.done():
                 owner.settled.set_exception(ImportFailed(Reason.PEER_LOST, "its transport could not be closed"))
@@ -168,9 +168,10 @@ class Importer:
             self.cancel(transfer_id)
         return [owner.settled for _, owner in found]
 
-    def gone(self, peer: PeerKey, cause: str) -> None:
+    def gone(self, peer: PeerKey, cause: str, quiet_s: float | None = None) -> None:
         """The process behind this data connection has ended, whatever the transport says."""
-        self._carry_out(self._sink.peer_down(peer, cause, self._clock(), gone=True))
+        quiet_s = QUIET_S.get(peer[0], 0.0) if quiet_s is None else quiet_s
+        self._carry_out(self._sink.peer_down(peer, cause, self._clock(), gone=True, quiet_s=quiet_s))
         if not self._lanes.may_touch(peer):  # otherwise its fence is still to be told of
             self._carry_out(self._sink.fenced(peer, cause, self._clock()))
 

