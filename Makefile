@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTOS := $(wildcard proto/rpc/v1/*.proto)
-NATIVE := $(wildcard CMakeLists.txt connector/native/* connector/native/*/*)
+NATIVE := $(wildcard CMakeLists.txt connector/native/* connector/native/*/* engine/native/* engine/native/*/*)
 NATIVE_TESTS := $(wildcard tests/native/*)
 CMAKE = $(firstword $(wildcard $(BIN)/cmake) cmake)
 GENERATE = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto $(PROTOS)
