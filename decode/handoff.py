@@ -66,10 +66,6 @@ class Blocks:
         self._stages.reach(Stage.BLOCKS_RESERVED)
         return table
 
-    def by_group(self, table: BlockTable) -> dict[str, list[int]]:
-        """The ids as the connector wants them."""
-        return {group.name: table.block_ids for group in self.engine.geometry.groups}
-
     def count(self, outcome: ImportOutcome) -> None:
         """An import has settled."""
         self._counters[f"transfers_{outcome.outcome}"] += 1
@@ -122,7 +118,7 @@ class ReadHandoff:
             landing.on_settled(outcome)
 
         try:
-            imported = await self._pull.read(source, self._blocks.by_group(table), settled)
+            imported = await self._pull.read(source, table.by_group(), settled)
         except ImportFailed as error:
             raise CallRefused(grpc.StatusCode.UNAVAILABLE, f"the pages did not arrive: {error}") from error
         except InvalidTransition as error:  # a mistake of ours: nothing was posted, and nobody will settle it
@@ -162,7 +158,7 @@ class WriteHandoff:
 
         try:
             self._receive = self._connector.receive(
-                self._link, self._transfer_id, self._blocks.by_group(table), self._num_tokens, settled
+                self._link, self._transfer_id, table.by_group(), self._num_tokens, settled
             )
         except ConnectorError as error:
             self._blocks.engine.free(table)

@@ -46,7 +46,11 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int
                 f"{name} has tokens from {min(tokens)} to {max(tokens)}; the model's are 0 to {vocab_size - 1}"
             )
     _check_sampling(name, request.sampling)
-    held = 0 if request.table is None else len(request.table.block_ids) * block_size
+    if request.load is not None and request.table is None:
+        held = prompt + drawn
+    else:
+        ids = [] if request.table is None else list(request.table.groups.values())
+        held = min((len(one) for one in ids if one), default=0) * block_size
     if not 0 <= request.computed_tokens <= min(held, prompt + drawn - 1):
         raise EngineError(
             f"{name} claims {request.computed_tokens} computed tokens; its blocks hold {held}, and one of its "

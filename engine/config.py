@@ -6,8 +6,7 @@ from typing import Literal
 
 import msgspec
 
-LAYOUTS = ("BLHNC",)
-"""Page layouts that the attention here reads; the connector moves pages of more."""
+from connector.pages import LAYOUTS
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,6 +16,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prompts are computed in chunks. `max_num_seqs` bounds the sequences in one step. `max_model_len` (tokens, prompt
     plus output; 0: what the model allows) is cut to what the pool can hold. `compute_threads` is per worker; workers
     that share a machine fight over cores when it is larger than their share.
+
+    `prefix_cache` keeps what has been computed for whoever asks with the same beginning. `state_cache` says what is
+    kept of recurrent models: nothing (`none`), or the states at borders of blocks (`align`).
     """
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -27,6 +29,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_seqs: int = 64
     max_model_len: int = 0
     compute_threads: int = 1
+    prefix_cache: bool = True
+    state_cache: Literal["none", "align"] = "align"
 
     def __post_init__(self) -> None:
         for name in ("block_size", "kv_cache_bytes", "max_num_batched_tokens", "max_num_seqs", "compute_threads"):

@@ -10,51 +10,47 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
-from collections.abc import Sequence as Many
-from typing import Any
 
 import msgspec
 import torch
 
-from connector.pages import GroupSpec, PoolGeometry
+from connector.pages import Group, PoolGeometry
 from engine.admission import check_request
-from engine.batch import build_batch
-from engine.blocks import BlockPool, BlockTable
+from engine.assembly import assemble
+from engine.blocks import BlockTable, HashChain, root_hash
 from engine.config import EngineConfig
 from engine.errors import EngineClosed, EngineError
-from engine.loading import load_model
+from engine.executor import Executor, Result, StepTimes
 from engine.model_info import ModelInfo
-from engine.pool import PagePool
-from engine.prepack import prepack
-from engine.request import EngineRequest, Failed, FinishReason, Output, Token
-from engine.runner import forward
-from engine.sampler import Drawn, sample
-from engine.scheduler import Scheduled, Scheduler
+from engine.request import EngineRequest, Failed, Output
+from engine.scheduler import Scheduler, Step
 from engine.sequence import Sequence, new_sequence
+from engine.settlement import Settlement
 from engine.threads import concerns
 
 logger = logging.getLogger(__name__)
 
-GROUP = "full"
-"""The one group of models whose every layer attends to the whole context."""
-
 CLOSING = "the engine is closing"
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot. `tokens_computed` (tokens run through the model), `prompt_tokens_computed` (those of them that belong
-    to a prompt), `steps` and `preemptions` only grow.
+    """A snapshot. `blocks_cached` of the free ones hold what others may ask for again. `tokens_computed` (tokens run
+    through the model), `prompt_tokens_computed` (those of them that belong to a prompt), `prompt_tokens_cached` (those
+    that the prefix cache had), `drafts_verified`, `drafts_accepted`, `steps` and `preemptions` only grow.
     """
 
     blocks_total: int
     blocks_free: int
+    blocks_cached: int
     running: int
     waiting: int
     tokens_computed: int
     prompt_tokens_computed: int
+    prompt_tokens_cached: int
+    drafts_verified: int
+    drafts_accepted: int
     steps: int
     preemptions: int
 
@@ -78,47 +74,31 @@ class Engine:
     """
 
     def __init__(
-        self, info: ModelInfo, config: EngineConfig, progress: Callable[[str], None] = lambda phase: None
+        self,
+        info: ModelInfo,
+        config: EngineConfig,
+        progress: Callable[[str], None] = lambda phase: None,
+        on_step: Callable[[StepTimes], None] | None = None,
     ) -> None:
-        dtype = DTYPES[config.dtype]
-        self.group = GroupSpec(
-            name=GROUP,
-            layers=tuple(range(info.num_layers)),
-            num_kv_heads=info.num_kv_heads,
-            key_dim=info.head_dim,
-            value_dim=info.head_dim,
-            itemsize=dtype.itemsize,
-        )
-        progress("allocating the page pool")
-        self._pool = PagePool(
-            self.group,
-            layout=config.layout,
-            block_size=config.block_size,
-            total_bytes=config.kv_cache_bytes,
-            dtype=dtype,
-        )
-        self.num_blocks = self._pool.num_blocks
-        self.max_model_len = _max_model_len(info, config, self.num_blocks)
         for concern in concerns(config.compute_threads, len(os.sched_getaffinity(0)), os.environ):
             logger.warning("%s", concern)
         torch.set_num_threads(config.compute_threads)
-        progress("loading the model")
-        try:
-            self._model: Any = load_model(info, dtype)
-            if dtype is torch.bfloat16:
-                progress("packing the weights")
-                logger.info("%d linear layers packed for oneDNN", prepack(self._model))
-        except BaseException:
-            self._pool.close()
-            raise
+        parts = assemble(info, config, progress)
+        self._pool = parts.memory.pool
+        self._blocks = parts.memory.blocks
+        self._executor: Executor = parts.executor
+        self.num_blocks = self._blocks.num_blocks
+        self.max_model_len = parts.memory.max_model_len
+        self._info = info
         self._config = config
-        self._vocab_size = info.vocab_size
-        self._blocks = BlockPool(self.num_blocks, config.block_size)
+        self._on_step = on_step
         self._scheduler = Scheduler(
             self._blocks,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
+            aligned=parts.aligned,
         )
+        self._settlement = Settlement(self._blocks, parts.executor.copy, aligned=parts.aligned)
         self._sequences: dict[str, Sequence] = {}
         self._aborted: list[Sequence] = []
         self._changed = threading.Condition(threading.RLock())
@@ -128,6 +108,11 @@ class Engine:
         self._prompt_tokens_computed = 0
         self._steps = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The KV cache groups of the pool."""
+        return tuple(group.spec for group in self._pool.groups)
 
     @property
     def geometry(self) -> PoolGeometry:
@@ -176,16 +161,21 @@ class Engine:
         try:
             check_request(
                 request,
-                vocab_size=self._vocab_size,
+                vocab_size=self._info.vocab_size,
                 max_model_len=self.max_model_len,
                 block_size=self._config.block_size,
             )
+            chain = HashChain(
+                root_hash(self._info.fingerprint, request.adapter, request.cache_salt), self._config.block_size
+            )
+            if self._config.prefix_cache:  # on the caller's thread, not on that which computes
+                chain.of(request.prompt_token_ids, len(request.prompt_token_ids) // self._config.block_size)
             with self._changed:
                 if self._closing or self._failure is not None:
                     raise EngineClosed(f"the engine takes no requests: {self._failure or 'it is closing'}")
                 if request.request_id in self._sequences:
                     raise EngineError(f"a request {request.request_id!r} is in flight already")
-                sequence = new_sequence(request)
+                sequence = new_sequence(request, chain)
                 self._sequences[request.request_id] = sequence
                 self._scheduler.add(sequence)
                 self._changed.notify_all()
@@ -236,10 +226,14 @@ class Engine:
             return EngineStats(
                 blocks_total=self.num_blocks,
                 blocks_free=self._blocks.num_free,
+                blocks_cached=self._blocks.num_cached,
                 running=self._scheduler.num_running,
                 waiting=self._scheduler.num_waiting,
                 tokens_computed=self._tokens_computed,
                 prompt_tokens_computed=self._prompt_tokens_computed,
+                prompt_tokens_cached=self._scheduler.prompt_tokens_cached,
+                drafts_verified=self._settlement.drafts_verified,
+                drafts_accepted=self._settlement.drafts_accepted,
                 steps=self._steps,
                 preemptions=self._scheduler.preemptions,
             )
@@ -247,8 +241,8 @@ class Engine:
     def _run(self) -> None:
         torch.set_num_threads(self._config.compute_threads)
         try:
-            while (step := self._next_step()) is not None:
-                self._compute(step)
+            while (found := self._next_step()) is not None:
+                self._compute(*found)
         except BaseException as error:
             logger.critical("the engine's thread has died", exc_info=error)
             with self._changed:
@@ -257,65 +251,55 @@ class Engine:
             raise
         self._fail_all(CLOSING)
 
-    def _next_step(self) -> list[Scheduled] | None:
-        """Wait for something to compute. None when the engine is closing."""
+    def _next_step(self) -> tuple[Step, float] | None:
+        """Wait for something to compute; with the seconds that deciding on it took. None when the engine is closing."""
         with self._changed:
             while not self._closing:
                 self._forget_aborted()
+                began = time.perf_counter()
                 step = self._scheduler.schedule()
+                took = time.perf_counter() - began
                 if self._scheduler.take_turn_of_claims():
                     self._blocks.tell_listeners()
-                if step:
-                    return step
+                if step.scheduled:
+                    return step, took
                 self._changed.wait()
         return None
 
-    def _compute(self, step: list[Scheduled]) -> None:
+    def _compute(self, step: Step, schedule_s: float) -> None:
         try:
-            batch = build_batch(self._pool, step)
-            drawing = [scheduled.sequence for scheduled in batch.drawing]
-            drawn = sample(forward(self._model, batch), drawing)
+            result = self._executor.run(step, schedule_s)
         except Exception as error:
-            logger.exception("a step of %d sequences failed", len(step))
+            logger.exception("a step of %d sequences failed", len(step.scheduled))
             with self._changed:
-                for scheduled in step:
+                self._blocks.record_unzeroed(step.work.new_block_ids_to_zero or {})
+                for scheduled in step.scheduled:
                     self._end(scheduled.sequence, Failed(message=f"a step of the model failed: {error}"))
             return
         with self._changed:
             self._steps += 1
-            for scheduled in step:
-                self._count(scheduled)
-            self._hand_out(drawing, drawn)
+            self._settle(step, result)
+        if self._on_step is not None:
+            self._on_step(result.times)
 
-    def _count(self, scheduled: Scheduled) -> None:
-        sequence, num_tokens = scheduled.sequence, scheduled.num_tokens
-        of_prompt = max(0, min(sequence.num_prompt - sequence.computed, num_tokens))
-        sequence.computed += num_tokens
-        sequence.prompt_tokens_computed += of_prompt
-        self._tokens_computed += num_tokens
-        self._prompt_tokens_computed += of_prompt
+    def _settle(self, step: Step, result: Result) -> None:
+        failed = [one.sequence for one in step.scheduled if one.sequence.request.request_id in result.failed_loads]
+        for advance in self._settlement.advance(step.scheduled, result.rows, result.drawn, failed):
+            self._tokens_computed += advance.num_tokens
+            self._prompt_tokens_computed += advance.num_prompt_tokens
+            for output in advance.outputs:
+                last = isinstance(output, Failed) or output.finish is not None
+                (self._end if last else self._tell)(advance.sequence, output)
+        for sequence in failed:
+            self._load_failed(sequence, result.failed_loads[sequence.request.request_id])
 
-    def _hand_out(self, sequences: Many[Sequence], drawn: Many[Drawn | None]) -> None:
-        for sequence, one in zip(sequences, drawn, strict=True):
-            if one is None:
-                self._end(sequence, Failed(message="the model's logits for it are not finite"))
-                continue
-            position = len(sequence.tokens)
-            sequence.tokens.append(one.token_id)
-            if sequence.counts is not None:
-                sequence.counts.add(one.token_id)
-            finish = _finish(sequence)
-            token = Token(
-                token_id=one.token_id,
-                logprob=one.logprob,
-                position=position,
-                finish=finish,
-                prompt_tokens_computed=sequence.prompt_tokens_computed,
-            )
-            if finish is None:
-                self._tell(sequence, token)
-            else:
-                self._end(sequence, token)
+    def _load_failed(self, sequence: Sequence, message: str) -> None:
+        if sequence.request.on_load_failure == "fail":
+            self._end(sequence, Failed(message=f"its pages could not be loaded: {message}"))
+        elif not sequence.aborted:
+            logger.warning("request %s is computed here: %s", sequence.request.request_id, message)
+            sequence.to_load = False
+            self._scheduler.put_back(sequence)
 
     def _end(self, sequence: Sequence, output: Output) -> None:
         """The last output of a sequence. One that was aborted meanwhile is left to `_forget_aborted`."""
@@ -323,11 +307,11 @@ class Engine:
             return
         self._scheduler.remove(sequence)
         del self._sequences[sequence.request.request_id]
-        table, sequence.table = sequence.table, None
-        retained = sequence.request.retain and isinstance(output, Token)
-        sequence.request.table = table if retained else None
-        if table is not None and not retained:
-            self._blocks.free(table)
+        if isinstance(output, Failed):  # what its blocks hold is not to be trusted
+            self._scheduler.give_back(sequence, publish=False)
+        elif sequence.request.retain:
+            sequence.request.table, sequence.table = sequence.table, None
+        self._scheduler.give_back(sequence)
         self._tell(sequence, output)
 
     def _tell(self, sequence: Sequence, output: Output) -> None:
@@ -341,9 +325,7 @@ class Engine:
     def _forget_aborted(self) -> None:
         for sequence in self._aborted:
             self._scheduler.remove(sequence)
-            if sequence.table is not None:
-                self._blocks.free(sequence.table)
-                sequence.table = None
+            self._scheduler.give_back(sequence)
         self._aborted.clear()
 
     def _fail_all(self, message: str) -> None:
@@ -352,21 +334,3 @@ class Engine:
             for sequence in self._scheduler.sequences():
                 self._end(sequence, Failed(message=message))
             self._forget_aborted()  # by the owner of another one, when it was told
-
-
-def _finish(sequence: Sequence) -> FinishReason | None:
-    if sequence.tokens[-1] in sequence.request.stop_token_ids:
-        return "stop"
-    return "length" if sequence.num_output >= sequence.request.max_tokens else None
-
-
-def _max_model_len(info: ModelInfo, config: EngineConfig, num_blocks: int) -> int:
-    wanted = min(config.max_model_len or info.max_position_embeddings, info.max_position_embeddings)
-    held = num_blocks * config.block_size
-    if wanted > held:
-        logger.warning(
-            "a request may have at most %d tokens, not %d: the page pool holds no more; raise engine.kv_cache_bytes",
-            held,
-            wanted,
-        )
-    return min(wanted, held)

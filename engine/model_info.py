@@ -41,6 +41,15 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     gguf_file: str | None
     fingerprint: str
 
+    @property
+    def layers(self):
+        from engine.layers import Attention, Layer
+
+        return tuple(
+            Layer(attention=Attention(num_kv_heads=self.num_kv_heads, key_dim=self.head_dim, value_dim=self.head_dim))
+            for _ in range(self.num_layers)
+        )
+
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "vocab_size", "max_position_embeddings"):
             if getattr(self, name) < 1:

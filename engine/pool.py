@@ -1,7 +1,7 @@
-"""The page pool: one memfd, mapped once, seen as one tensor per layer.
+"""The page pool: one piece of memory for the pages of all groups and layers, seen as one tensor per layer.
 
-A memfd has no name to leak and is gone with its last mapping. It is sealed against shrinking, so that a peer that has
-mapped it can never be hit by a vanished page.
+On a CPU it is a memfd, mapped once. A memfd has no name to leak and is gone with its last mapping. It is sealed against
+shrinking, so that a peer that has mapped it can never be hit by a vanished page.
 """
 
 from __future__ import annotations
@@ -9,32 +9,35 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from connector.pages import GroupSpec, PoolGeometry, block_bytes, build_geometry
+from connector.pages import GroupPages, LayerPages, PoolGeometry, build_geometry
 from engine.errors import EngineError
+from engine.groups import CacheGroup
 
 
 class PagePool:
-    """Pages of one group in layout BLHNC.
+    """Pages of every group. `num_blocks` are those of each, by name.
 
-    `rows` is the whole pool as [blocks * layers * heads, tokens in a block * content]: one row is one head of one page,
-    and the rows of a layer are found by adding `layer_row(layer)`. `layers[i]` is [blocks, heads, tokens, content].
+    `whole` is the memory as bytes. `pages[layer]` is the layer's attention cache as [blocks, heads, tokens, content],
+    strided as the layout has it, `content` being a head's key, then its value.
     """
 
-    def __init__(self, group: GroupSpec, *, layout: str, block_size: int, total_bytes: int, dtype: torch.dtype) -> None:
-        num_blocks = total_bytes // block_bytes(group, block_size)
-        if num_blocks < 1:
-            raise EngineError(
-                f"engine.kv_cache_bytes is {total_bytes}, but one block of {block_size} tokens takes "
-                f"{block_bytes(group, block_size)} bytes; give the page pool more"
-            )
-        self.group = group
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        *,
+        layout: str,
+        block_size: int,
+        num_blocks: Mapping[str, int],
+        dtypes: Mapping[str, torch.dtype],
+    ) -> None:
+        self.groups = list(groups)
         self.geometry: PoolGeometry = build_geometry(
-            [group], layout=layout, block_size=block_size, num_blocks={group.name: num_blocks}
+            [group.spec for group in groups], layout=layout, block_size=block_size, num_blocks=num_blocks
         )
-        self.num_blocks = num_blocks
         (self.length,) = self.geometry.region_bytes
         self.fd = os.memfd_create("kvferry-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -44,17 +47,30 @@ class PagePool:
         except OSError as error:
             os.close(self.fd)
             raise EngineError(f"the page pool of {self.length} bytes cannot be mapped: {error}") from error
-        content = group.key_dim + group.value_dim
-        whole = torch.frombuffer(self._map, dtype=dtype).view(
-            num_blocks, len(group.layers), group.num_kv_heads, block_size, content
-        )
-        self.address = whole.data_ptr()
-        self.layers = [whole[:, index] for index in range(len(group.layers))]
-        self.rows = whole.view(-1, block_size * content)
+        self.whole = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.address = self.whole.data_ptr()
+        self.pages: dict[int, torch.Tensor] = {}
+        for group in groups:
+            if group.attention is None:
+                continue
+            laid_out = self.geometry.group(group.name)
+            for layer in laid_out.layers:
+                self.pages[layer.layer] = self._attention_view(laid_out, layer, dtypes[group.name])
 
-    def layer_row(self, layer: int) -> int:
-        """The first row of a layer's page in block 0."""
-        return layer * self.group.num_kv_heads
+    def _attention_view(self, group: GroupPages, layer: LayerPages, dtype: torch.dtype) -> torch.Tensor:
+        item = dtype.itemsize
+        strides = (layer.block_stride, layer.head_stride, layer.token_stride)
+        assert layer.offset % item == 0
+        assert not any(stride % item for stride in strides)
+        return (
+            self.whole[: self.length // item * item]
+            .view(dtype)
+            .as_strided(
+                (layer.num_blocks, group.num_heads, self.geometry.block_size, group.content_bytes // item),
+                (*(stride // item for stride in strides), 1),
+                layer.offset // item,
+            )
+        )
 
     def close(self) -> None:
         """Close the descriptor; the memory goes with the last tensor that looks at it. Closing twice is harmless."""

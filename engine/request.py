@@ -14,6 +14,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from engine.blocks import BlockTable
+    from engine.loads import Load
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
     `logprob` is the natural logarithm of its probability before temperature and filters. `prompt_tokens_computed` are
     the prompt tokens that this engine has computed for the request so far; computing one again counts again.
+    `cached_tokens` of the prompt came from the prefix cache.
     """
 
     token_id: int
@@ -49,6 +51,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     finish: FinishReason | None
     prompt_tokens_computed: int
+    cached_tokens: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +62,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
 Output: TypeAlias = Token | Failed
 OnLayer: TypeAlias = Callable[["BlockTable", int, int], None]
+NewLoad: TypeAlias = Callable[["BlockTable"], "Load"]
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
@@ -71,6 +75,10 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     `on_layer` is called on the engine's thread, within the forward pass, when a layer's KV of this step's tokens lies
     in the blocks: with the table, the layer, and how many tokens it now holds. It must not block. Such a request is
     never preempted: its pages may be on their way.
+    `load` (optional, instead of a table) brings the KV of the first `computed_tokens` tokens in the step that begins with
+    the request: it is called with the blocks to load into, on the engine's thread. When the load fails, what it should
+    have brought is computed here, or the request fails, as `on_load_failure` says.
+    `adapter` and `cache_salt` keep the prefix cache's entries of a request apart from those of others.
     `retain`: when the request finishes, its blocks are not freed; the caller owns `table` again (and frees it).
     """
 
@@ -83,5 +91,9 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     output_token_ids: list[int] = msgspec.field(default_factory=list)
     table: BlockTable | None = None
     computed_tokens: int = 0
+    load: NewLoad | None = None
+    on_load_failure: Literal["recompute", "fail"] = "recompute"
+    adapter: str = ""
+    cache_salt: str = ""
     retain: bool = False
     on_layer: OnLayer | None = None

@@ -16,7 +16,7 @@ def forward(model: Any, batch: Batch) -> torch.Tensor:
     Returns logits as float32, [drawing, vocabulary]: only rows that a token is drawn from go through the output layer.
     """
     # With no row to draw from, the library takes an empty index as "all rows": ask for one and drop it.
-    wanted = batch.logits_rows if batch.drawing else torch.zeros(1, dtype=torch.long)
+    wanted = batch.logits_rows if batch.rows else torch.zeros(1, dtype=torch.long)
     output = model(
         input_ids=batch.token_ids,
         position_ids=batch.positions,
@@ -24,5 +24,5 @@ def forward(model: Any, batch: Batch) -> torch.Tensor:
         logits_to_keep=wanted,
         paged=batch,
     )
-    logits: torch.Tensor = output.logits[0, : len(batch.drawing)]
+    logits: torch.Tensor = output.logits[0, : len(batch.rows)]
     return logits.float()

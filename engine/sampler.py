@@ -36,11 +36,19 @@ class Drawn(msgspec.Struct, frozen=True):
     logprob: float
 
 
-def sample(logits: torch.Tensor, sequences: Many[Sequence]) -> list[Drawn | None]:
+class Row(msgspec.Struct, frozen=True):
+    """To come."""
+
+    sequence: Sequence
+    drafts: tuple[int, ...] = ()
+
+
+def sample(logits: torch.Tensor, rows_: Many[Row]) -> list[Drawn | None]:
     """One token for each row of `logits` [rows, vocabulary] (float32), which belong to `sequences`.
 
     None for a row that has NaN, +infinity or nothing finite: nothing can be drawn from it, and no other row suffers.
     """
+    sequences = [r.sequence for r in rows_]
     if not sequences:
         return []
     normalizer = torch.logsumexp(logits, dim=-1)
@@ -54,7 +62,7 @@ def sample(logits: torch.Tensor, sequences: Many[Sequence]) -> list[Drawn | None
     if random:
         numbers = uniforms(
             np.array([params[row].seed for row in random], dtype=np.uint64),
-            np.array([len(sequences[row].tokens) for row in random], dtype=np.uint64),
+            np.array([len(sequences[row].tokens) + len(rows_[row].drafts) for row in random], dtype=np.uint64),
         )
         temperature = torch.tensor([params[row].temperature for row in random], dtype=torch.float32).clamp(min=COLDEST)[
             :, None

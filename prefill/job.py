@@ -107,7 +107,7 @@ class Job:
         if self._over:
             self._engine.free(request.table)
             return
-        blocks = {group.name: request.table.block_ids for group in self._engine.geometry.groups}
+        blocks = request.table.by_group()
         try:
             self._held = True
             source = self._sources.hold(self._transfer_id, blocks, len(request.prompt_token_ids))

@@ -110,8 +110,7 @@ class WriteJob:
         if self._over:
             self._return_blocks()
             return
-        blocks = {group.name: table.block_ids for group in self._engine.geometry.groups}
-        self._sources.computed(self._transfer_id, blocks, layer, num_tokens)
+        self._sources.computed(self._transfer_id, table.by_group(), layer, num_tokens)
 
     def _take(self, output: Output) -> None:
         if self._over or self._stopped:

@@ -258,6 +258,6 @@ def _compatibility(info: ModelInfo, config: WorkerConfig, engine: Engine) -> Com
         cache_dtype=config.engine.dtype,
         layout=config.engine.layout,
         block_size=config.engine.block_size,
-        groups=(engine.group,),
+        groups=engine.groups,
         mode=config.connector.mode,
     )

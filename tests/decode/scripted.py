@@ -13,8 +13,9 @@ from decode.config import DecodeConfig
 from decode.request import Request
 from decode.reservations import Reservations
 from engine import EngineConfig, EngineError, EngineRequest, Failed, Token
-from engine.blocks import BlockPool, BlockTable
+from engine.blocks import BlockTable
 from rpc.v1 import common_pb2, generate_pb2, prefill_pb2
+from tests.block_pool import full_pool
 
 DEADLINE_S = 20.0
 PROMPT = [5, 6, 7]
@@ -25,7 +26,7 @@ class FakeEngine:
     """Real blocks; requests answer with `script` as soon as they are submitted."""
 
     def __init__(self) -> None:
-        self.blocks = BlockPool(4, 2)
+        self.blocks = full_pool(4, 2)
         self.geometry = SimpleNamespace(groups=[SimpleNamespace(name="full")])
         self.max_model_len = 8
         self.script: list[tuple[int, str | None]] = [(11, None), (12, "length")]

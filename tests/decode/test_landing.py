@@ -9,6 +9,7 @@ import pytest
 from connector import ImportOutcome
 from decode.landing import Landing
 from engine.blocks import BlockPool, BlockTable
+from tests.block_pool import full_pool
 
 Outcome = Literal["published", "failed", "cancelled"]
 
@@ -18,7 +19,7 @@ def outcome(which: Outcome) -> ImportOutcome:
 
 
 def made() -> tuple[BlockPool, BlockTable, Landing]:
-    pool = BlockPool(2, 1)
+    pool = full_pool(2, 1)
     table = pool.allocate("r", 2)
     assert table is not None
     return pool, table, Landing(table, pool.free)

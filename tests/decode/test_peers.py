@@ -10,8 +10,9 @@ import pytest
 
 from connector import EngineId, HandshakeError, PeerLostError
 from decode.peers import MEASURE_BLOCKS, PeerLink, Peers
-from engine.blocks import BlockPool, BlockTable
+from engine.blocks import BlockTable
 from rpc.address import WorkerAddress
+from tests.block_pool import full_pool
 
 DEADLINE_S = 20.0
 
@@ -48,7 +49,7 @@ class FakeConnector:
 
 class FakeEngine:
     def __init__(self, num_blocks: int = 8) -> None:
-        self.blocks = BlockPool(num_blocks, 4)
+        self.blocks = full_pool(num_blocks, 4)
         self.geometry = SimpleNamespace(block_size=4)
 
     def stats(self) -> SimpleNamespace:

@@ -9,7 +9,7 @@ import pytest
 
 from decode.reservations import Reservations
 from engine import BlockTable
-from engine.blocks import BlockPool
+from tests.block_pool import full_pool
 
 DEADLINE_S = 20.0
 
@@ -18,7 +18,7 @@ class Pool:
     """Four blocks of one token, and a listener for blocks that have come back."""
 
     def __init__(self) -> None:
-        self.blocks = BlockPool(4, 1)
+        self.blocks = full_pool(4, 1)
         self.open = True
 
     def reserve(self, owner: str, num_tokens: int) -> BlockTable | None:

@@ -71,7 +71,7 @@ def submit(engine: Engine, name: str, prompt: list[int], max_tokens: int, **rest
 
 def poison(engine: Engine) -> None:
     """Fill every page with NaN: whatever is read without having been written shows."""
-    for pages in engine._pool.layers:
+    for pages in engine._pool.pages.values():
         pages.fill_(torch.nan)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import engine.engine as module
+import engine.executor as module
 from engine import (
     BlockTable,
     Engine,
@@ -136,7 +136,7 @@ def test_an_id_is_used_once_at_a_time(llama: Tiny) -> None:
 def test_closed_engines_refuse(llama: Tiny) -> None:
     with running(llama) as engine:
         pass
-    table = BlockTable("nobody", [])
+    table = BlockTable("nobody")
     with pytest.raises(EngineClosed):
         submit(engine, "late", [1], 1, table=table)
     assert table.freed
@@ -179,7 +179,7 @@ def test_a_failing_step_fails_its_requests_only(llama: Tiny, monkeypatch: pytest
 
 
 def test_logits_that_are_not_finite_fail_the_request(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "forward", lambda model, batch: torch.full((len(batch.drawing), VOCABULARY), torch.nan))
+    monkeypatch.setattr(module, "forward", lambda model, batch: torch.full((len(batch.rows), VOCABULARY), torch.nan))
     with running(llama) as engine:
         assert "not finite" in submit(engine, "bad", [1, 2], 4).end().message  # type: ignore[union-attr]
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 
-from engine.blocks import BlockPool
+from engine.blocks import HashChain, root_hash
+from engine.claims import PATIENCE
 from engine.request import EngineRequest, SamplingParams
-from engine.scheduler import PATIENCE, Scheduled, Scheduler
+from engine.scheduler import Scheduled, Scheduler
 from engine.sequence import Sequence, new_sequence
+from tests.block_pool import full_pool
 
 
 class Steps:
     """A scheduler, and a model that draws 7s."""
 
     def __init__(self, num_blocks: int = 100, block_size: int = 4, budget: int = 8, max_num_seqs: int = 8) -> None:
-        self.blocks = BlockPool(num_blocks, block_size)
+        self.blocks = full_pool(num_blocks, block_size)
         self.scheduler = Scheduler(self.blocks, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
         self.finished: list[str] = []
 
@@ -31,14 +33,15 @@ class Steps:
                 sink=lambda output: None,
                 table=table,
                 computed_tokens=loaded or 0,
-            )
+            ),
+            HashChain(root_hash("model"), self.blocks.block_size),
         )
         self.scheduler.add(sequence)
         return sequence
 
     def step(self) -> list[tuple[str, int]]:
         """Who computed how many tokens."""
-        step: list[Scheduled] = self.scheduler.schedule()
+        step: list[Scheduled] = self.scheduler.schedule().scheduled
         for one in step:
             sequence = one.sequence
             assert sequence.table is not None

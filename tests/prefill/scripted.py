@@ -7,7 +7,8 @@ from collections import Counter
 from connector import EngineId, build_geometry
 from connector.pages import GroupSpec, PoolGeometry
 from engine import EngineError, EngineRequest, Failed, Token
-from engine.blocks import BlockPool, BlockTable
+from engine.blocks import BlockTable
+from tests.block_pool import full_pool
 
 GROUP = GroupSpec(name="full", layers=(0,), num_kv_heads=1, key_dim=2, value_dim=2, itemsize=4)
 CONSUMER = EngineId("decode-0", 1)
@@ -19,7 +20,7 @@ class FakeEngine:
     """Holds submitted requests until the test says what becomes of them. Blocks are real."""
 
     def __init__(self) -> None:
-        self.blocks = BlockPool(4, 2)
+        self.blocks = full_pool(4, 2)
         self.geometry: PoolGeometry = build_geometry([GROUP], layout="BLHNC", block_size=2, num_blocks={"full": 4})
         self.max_model_len = 8
         self.refuses: EngineError | None = None

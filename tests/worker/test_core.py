@@ -131,7 +131,7 @@ class SlowLoading:
             finally:
                 self.ended.set()
 
-        monkeypatch.setattr("engine.engine.load_model", slow)
+        monkeypatch.setattr("engine.assembly.load_model", slow)
 
 
 def pools() -> int:
@@ -200,7 +200,7 @@ async def test_it_answers_while_a_step_takes_long(model: Path, monkeypatch: pyte
         assert go_on.wait(DEADLINE_S)
         return forward(*arguments)
 
-    monkeypatch.setattr("engine.engine.forward", slow)
+    monkeypatch.setattr("engine.executor.forward", slow)
     try:
         address = await core.serve(lambda server: None, [])
         ended = threading.Event()
