@@ -13,6 +13,7 @@ never described by its length alone: where the block is outermost the stride is 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -168,6 +169,47 @@ def build_geometry(
         laid_out.append(_lay_out(group, layout, block_size, num_blocks[group.name], start))
         end = start + num_blocks[group.name] * block_bytes(group, block_size)
     return PoolGeometry(layout=layout, block_size=block_size, region_bytes=(end,), groups=tuple(laid_out))
+
+
+class BlockRun(msgspec.Struct, frozen=True):
+    """`num_bytes` adjacent bytes of every block of a group: those of block b start at `offset + b * block_stride`."""
+
+    offset: int
+    block_stride: int
+    num_bytes: int
+
+
+def block_runs(geometry: PoolGeometry, group: GroupPages) -> list[BlockRun]:
+    """The bytes of a block, all layers of its group, as the fewest runs; for groups that lie in one region. Of layers
+    at the same address the widest page counts."""
+    widest: dict[tuple[int, int], int] = {}
+    for layer in group.layers:
+        for offset, num_bytes in _page_runs(geometry, group, layer):
+            key = layer.block_stride, offset
+            widest[key] = max(widest.get(key, 0), num_bytes)
+    runs: list[BlockRun] = []
+    for (stride, offset), num_bytes in sorted(widest.items()):
+        last = runs[-1] if runs else None
+        if last is not None and last.block_stride == stride and last.offset + last.num_bytes >= offset:
+            end = max(last.offset + last.num_bytes, offset + num_bytes)
+            runs[-1] = BlockRun(last.offset, stride, end - last.offset)
+        else:
+            runs.append(BlockRun(offset, stride, num_bytes))
+    return runs
+
+
+def _page_runs(geometry: PoolGeometry, group: GroupPages, layer: LayerPages) -> list[tuple[int, int]]:
+    """(offset, bytes) of a page in block 0: its cells, merged where they touch."""
+    run = group.content_bytes
+    apart: list[range] = []
+    for stride, count in sorted(
+        [(layer.token_stride, geometry.tokens_per_block(group)), (layer.head_stride, group.num_heads)]
+    ):
+        if stride == run and not apart:
+            run *= count
+        else:
+            apart.append(range(0, stride * count, stride))
+    return [(layer.offset + sum(steps), run) for steps in itertools.product(*apart)]
 
 
 def _lay_out(group: Group, layout: str, block_size: int, num_blocks: int, start: int) -> GroupPages:

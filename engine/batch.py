@@ -46,11 +46,20 @@ class LayerStep(msgspec.Struct, frozen=True):
     offsets: torch.Tensor
 
 
-class Batch(msgspec.Struct, frozen=True):
-    """`token_ids` and `positions` are [1, tokens]. `states` says which slots hold the sequences' recurrent states.
+class Span(msgspec.Struct, frozen=True):
+    """Tokens of one sequence, from position `begin` on; logits are wanted after the last `num_rows` of them."""
 
-    `logits_rows` are the tokens after which a token is drawn, one for each of `rows`. `before` is called before a
-    layer's pages are read, `written` when this step's KV lies in them.
+    table: BlockTable
+    begin: int
+    token_ids: list[int]
+    num_rows: int
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """`token_ids` and `positions` are [1, tokens]. `layers` are by the model's own numbers. `states` says which slots
+    hold the sequences' recurrent states. `logits_rows` are the tokens after which logits are wanted.
+
+    `before` is called before a layer's pages are read, each of `on_layer` when this step's KV lies in them.
     """
 
     token_ids: torch.Tensor
@@ -58,9 +67,8 @@ class Batch(msgspec.Struct, frozen=True):
     layers: dict[int, LayerStep]
     states: StateStep | None
     logits_rows: torch.Tensor
-    rows: list[Row]
     on_layer: list[Callable[[int], None]]
-    before: Callable[[int], None] | None = None
+    before: Callable[[int], None] | None
 
     def attention(self, layer: int) -> LayerStep:
         """What this step does in a layer of attention; its pages may be read and written from here on."""
@@ -74,51 +82,72 @@ class Batch(msgspec.Struct, frozen=True):
             tell(layer)
 
 
-def build_batch(pool: PagePool, step: Many[Scheduled], before: Callable[[int], None] | None = None) -> Batch:
-    """The tensors of a step; every sequence in it has the blocks for its tokens."""
-    begins = np.array([one.sequence.computed for one in step], dtype=np.int64)
-    counts = np.array([one.num_tokens + one.num_drafts for one in step], dtype=np.int64)
+def build_batch(
+    pool: PagePool,
+    groups: Many[CacheGroup],
+    step: Many[Scheduled],
+    before: Callable[[int], None] | None = None,
+) -> tuple[Batch, list[Row]]:
+    """The tensors of a step, and whose token is drawn from each row of its logits. Every sequence has the blocks for
+    its tokens."""
+    spans: list[Span] = []
+    rows: list[Row] = []
+    on_layer: list[Callable[[int], None]] = []
+    for one in step:
+        sequence, table = one.sequence, one.sequence.table
+        assert table is not None
+        begin, end = sequence.computed, sequence.computed + one.num_tokens
+        drafts = tuple(sequence.drafts[: one.num_drafts])
+        num_rows = 1 + one.num_drafts if end == len(sequence.tokens) else 0
+        spans.append(Span(table, begin, [*sequence.tokens[begin:end], *drafts], num_rows))
+        rows += [Row(sequence, drafts[:count]) for count in range(num_rows)]
+        if sequence.request.on_layer is not None:
+            on_layer.append(_teller(sequence.request.on_layer, table, end))
+    return build_spans(pool, groups, spans, on_layer=on_layer, before=before), rows
+
+
+def build_spans(
+    pool: PagePool,
+    groups: Many[CacheGroup],
+    spans: Many[Span],
+    first_layer: int = 0,
+    *,
+    on_layer: Many[Callable[[int], None]] = (),
+    before: Callable[[int], None] | None = None,
+) -> Batch:
+    """The tensors of a ragged batch over `groups`, those of the model whose layers are numbered from `first_layer`."""
+    begins = np.array([span.begin for span in spans], dtype=np.int64)
+    counts = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
     ends = begins + counts
-    starts = np.zeros(len(step) + 1, dtype=np.int64)
+    starts = np.zeros(len(spans) + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
-    of_sequence = np.repeat(np.arange(len(step)), counts)
+    of_sequence = np.repeat(np.arange(len(spans)), counts)
     positions = np.arange(starts[-1]) - (starts[:-1] - begins)[of_sequence]
     query_starts = torch.from_numpy(starts.astype(np.int32))
     lengths = torch.from_numpy(ends.astype(np.int32))
 
     layers: dict[int, LayerStep] = {}
     states = None
-    for group in pool.groups:
+    for group in groups:
         if group.attention is None:
-            slots = np.array([_table(one).groups[group.name][0] for one in step], dtype=np.int64)
+            slots = np.array([span.table.groups[group.name][0] for span in spans], dtype=np.int64)
             states = StateStep(torch.from_numpy(slots), torch.from_numpy(begins == 0), query_starts)
             continue
-        found = _group_step(pool, group, step, begins, ends, positions, of_sequence, lengths, query_starts)
+        found = _group_step(pool, group, spans, begins, ends, positions, of_sequence, lengths, query_starts)
         for layer in group.spec.layers:
-            layers[layer] = LayerStep(pool.pages[layer], group.attention, found.sequences, found.blocks, found.offsets)
-
-    token_ids: list[int] = []
-    logits_rows: list[int] = []
-    rows: list[Row] = []
-    on_layer: list[Callable[[int], None]] = []
-    for one, begin, end in zip(step, begins.tolist(), ends.tolist(), strict=True):
-        sequence = one.sequence
-        token_ids += sequence.tokens[begin : end - one.num_drafts]
-        if end - one.num_drafts == len(sequence.tokens):
-            logits_rows += range(len(token_ids) - 1, len(token_ids) + one.num_drafts)
-            drafts = tuple(sequence.drafts[: one.num_drafts])
-            rows += [Row(sequence, drafts[:count]) for count in range(one.num_drafts + 1)]
-            token_ids += drafts
-        if sequence.request.on_layer is not None:
-            on_layer.append(_teller(sequence.request.on_layer, _table(one), end))
+            layers[layer - first_layer] = LayerStep(
+                pool.pages[layer], group.attention, found.sequences, found.blocks, found.offsets
+            )
+    logits_rows = [
+        row for end, span in zip(starts[1:].tolist(), spans, strict=True) for row in range(end - span.num_rows, end)
+    ]
     return Batch(
-        token_ids=torch.tensor([token_ids]),
+        token_ids=torch.tensor([[token for span in spans for token in span.token_ids]]),
         positions=torch.from_numpy(positions)[None],
         layers=layers,
         states=states,
         logits_rows=torch.tensor(logits_rows, dtype=torch.long),
-        rows=rows,
-        on_layer=on_layer,
+        on_layer=list(on_layer),
         before=before,
     )
 
@@ -126,7 +155,7 @@ def build_batch(pool: PagePool, step: Many[Scheduled], before: Callable[[int], N
 def _group_step(
     pool: PagePool,
     group: CacheGroup,
-    step: Many[Scheduled],
+    spans: Many[Span],
     begins: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
@@ -139,11 +168,11 @@ def _group_step(
     if group.kind.drops:
         first = np.array([first_visible(begin) // size for begin in begins.tolist()], dtype=np.int64)
     else:
-        first = np.zeros(len(step), dtype=np.int64)
+        first = np.zeros(len(spans), dtype=np.int64)
     end = -(-ends // size)
-    tables = np.zeros((len(step), int((end - first).max())), dtype=np.int32)
-    for row, (one, low, high) in enumerate(zip(step, first.tolist(), end.tolist(), strict=True)):
-        tables[row, : high - low] = _table(one).array(group.name, high)[low:high]
+    tables = np.zeros((len(spans), int((end - first).max())), dtype=np.int32)
+    for row, (span, low, high) in enumerate(zip(spans, first.tolist(), end.tolist(), strict=True)):
+        tables[row, : high - low] = span.table.array(group.name, high)[low:high]
     columns = positions // size - first[of_sequence]
     return GroupStep(
         PagedSequences(
@@ -155,11 +184,6 @@ def _group_step(
         blocks=torch.from_numpy(tables[of_sequence, columns].astype(np.int64)),
         offsets=torch.from_numpy(positions % size),
     )
-
-
-def _table(one: Scheduled) -> BlockTable:
-    assert one.sequence.table is not None
-    return one.sequence.table
 
 
 def _teller(on_layer: OnLayer, table: BlockTable, num_tokens: int) -> Callable[[int], None]:

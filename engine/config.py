@@ -19,6 +19,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     `prefix_cache` keeps what has been computed for whoever asks with the same beginning. `state_cache` says what is
     kept of recurrent models: nothing (`none`), or the states at borders of blocks (`align`).
+
+    `speculation` lets one step verify up to `num_drafts` guesses at a sequence's next tokens; they come from what the
+    sequence has said before (`prompt_lookup`), or from the model in the folder `draft_model`. Answers stay the same.
     """
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -31,12 +34,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     compute_threads: int = 1
     prefix_cache: bool = True
     state_cache: Literal["none", "align"] = "align"
+    speculation: Literal["none", "prompt_lookup", "draft_model"] = "none"
+    num_drafts: int = 4
+    draft_model: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "kv_cache_bytes", "max_num_batched_tokens", "max_num_seqs", "compute_threads"):
+        for name in (
+            "block_size",
+            "kv_cache_bytes",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "compute_threads",
+            "num_drafts",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"engine.{name} is {getattr(self, name)}; it must be at least 1")
         if self.max_model_len < 0:
             raise ValueError(f"engine.max_model_len is {self.max_model_len}; it must be 0 (the model's own) or more")
+        if bool(self.draft_model) != (self.speculation == "draft_model"):
+            raise ValueError(
+                f"engine.speculation is {self.speculation!r}, engine.draft_model {self.draft_model!r}; the folder of a "
+                "draft model is needed for 'draft_model', and for nothing else"
+            )
         if self.layout not in LAYOUTS:
             raise ValueError(f"engine.layout is {self.layout!r}; it must be one of {', '.join(LAYOUTS)}")

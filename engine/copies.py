@@ -1,16 +1,29 @@
-"""To come."""
+"""Copies blocks within a pool: the beginning of a block that somebody else goes on in, and recurrent states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from connector.pages import PoolGeometry
+from engine.block_views import block_views
+from engine.page_work import BlockCopy
 
 
 class BlockCopier:
-    def __init__(self, geometry, memory):
-        self.g, self.m = geometry, memory
+    """See the module. `memory` is the whole pool as bytes."""
 
-    def copy(self, copies):
-        for c in copies:
-            g = self.g.group(c.group)
-            for layer in g.layers:
-                for h in range(g.num_heads):
-                    for t in range(self.g.tokens_per_block(g)):
-                        o = layer.offset + h * layer.head_stride + t * layer.token_stride
-                        s, d = o + c.source * layer.block_stride, o + c.destination * layer.block_stride
-                        self.m[d : d + g.content_bytes] = self.m[s : s + g.content_bytes]
+    def __init__(self, geometry: PoolGeometry, memory: torch.Tensor) -> None:
+        self._views = {group.name: block_views(geometry, group, memory) for group in geometry.groups}
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Make the copies, all layers of each, as if at once: sources are read before destinations are written."""
+        by_group: dict[str, list[BlockCopy]] = {}
+        for one in copies:
+            by_group.setdefault(one.group, []).append(one)
+        for name, group in by_group.items():
+            sources = torch.tensor([one.source for one in group], dtype=torch.long)
+            destinations = torch.tensor([one.destination for one in group], dtype=torch.long)
+            for view in self._views[name]:
+                view.index_copy_(0, destinations, view.index_select(0, sources))

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 
 import msgspec
 import torch
@@ -22,12 +23,12 @@ from engine.assembly import assemble
 from engine.blocks import BlockTable, HashChain, root_hash
 from engine.config import EngineConfig
 from engine.errors import EngineClosed, EngineError
-from engine.executor import Executor, Result, StepTimes
+from engine.executor import Executor, StepTimes
 from engine.model_info import ModelInfo
 from engine.request import EngineRequest, Failed, Output
 from engine.scheduler import Scheduler, Step
 from engine.sequence import Sequence, new_sequence
-from engine.settlement import Settlement
+from engine.settlement import Advance, Settlement
 from engine.threads import concerns
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             aligned=parts.aligned,
         )
-        self._settlement = Settlement(self._blocks, parts.executor.copy, aligned=parts.aligned)
+        self._proposer = parts.proposer
+        self._settlement = Settlement(self._blocks, parts.executor.copy, aligned=parts.aligned, drafting=parts.drafting)
         self._sequences: dict[str, Sequence] = {}
         self._aborted: list[Sequence] = []
         self._changed = threading.Condition(threading.RLock())
@@ -276,22 +278,38 @@ class Engine:
                 for scheduled in step.scheduled:
                     self._end(scheduled.sequence, Failed(message=f"a step of the model failed: {error}"))
             return
+        failed = [one.sequence for one in step.scheduled if one.sequence.request.request_id in result.failed_loads]
         with self._changed:
             self._steps += 1
-            self._settle(step, result)
+            advances = self._settlement.advance(step.scheduled, result.rows, result.drawn, failed)
+        self._propose([advance for advance in advances if not advance.failed])
+        with self._changed:
+            for advance in advances:
+                self._tell_all(advance)
+            for sequence in failed:
+                self._load_failed(sequence, result.failed_loads[sequence.request.request_id])
         if self._on_step is not None:
             self._on_step(result.times)
 
-    def _settle(self, step: Step, result: Result) -> None:
-        failed = [one.sequence for one in step.scheduled if one.sequence.request.request_id in result.failed_loads]
-        for advance in self._settlement.advance(step.scheduled, result.rows, result.drawn, failed):
-            self._tokens_computed += advance.num_tokens
-            self._prompt_tokens_computed += advance.num_prompt_tokens
-            for output in advance.outputs:
-                last = isinstance(output, Failed) or output.finish is not None
-                (self._end if last else self._tell)(advance.sequence, output)
-        for sequence in failed:
-            self._load_failed(sequence, result.failed_loads[sequence.request.request_id])
+    def _propose(self, advances: Many[Advance]) -> None:
+        """Guess next tokens. Not under the lock: a draft model computes."""
+        if self._proposer is None:
+            return
+        try:
+            self._proposer.propose([advance.sequence for advance in advances])
+        except Exception:  # answers are the same without drafts
+            logger.exception("no drafts for %d sequences", len(advances))
+            for advance in advances:
+                advance.sequence.drafts = []
+
+    def _tell_all(self, advance: Advance) -> None:
+        self._tokens_computed += advance.num_tokens
+        self._prompt_tokens_computed += advance.num_prompt_tokens
+        if not advance.failed:
+            self._settlement.publish(advance.sequence)
+        for output in advance.outputs:
+            last = isinstance(output, Failed) or output.finish is not None
+            (self._end if last else self._tell)(advance.sequence, output)
 
     def _load_failed(self, sequence: Sequence, message: str) -> None:
         if sequence.request.on_load_failure == "fail":
@@ -310,7 +328,10 @@ class Engine:
         if isinstance(output, Failed):  # what its blocks hold is not to be trusted
             self._scheduler.give_back(sequence, publish=False)
         elif sequence.request.retain:
-            sequence.request.table, sequence.table = sequence.table, None
+            table = sequence.request.table = sequence.table
+            sequence.table = None
+            if table is not None:
+                self._blocks.publish_tail(table, sequence.tokens, sequence.written, sequence.chain)
         self._scheduler.give_back(sequence)
         self._tell(sequence, output)
 

@@ -4,6 +4,7 @@ EngineError
 ├── ModelError        a model folder that cannot be served, and why
 ├── RequestTooLong    prompt plus output can never fit
 ├── EngineClosed      the engine takes no requests (any more); carries the cause
+├── LoadFailed        pages that a step waited for did not arrive
 └── BlockError        blocks were freed or used by somebody who does not own them
 """
 
@@ -33,6 +34,10 @@ class RequestTooLong(EngineError):
 
 class EngineClosed(EngineError):
     """The engine takes no requests."""
+
+
+class LoadFailed(EngineError):
+    """Pages that a step waited for did not arrive."""
 
 
 class BlockError(EngineError):

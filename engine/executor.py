@@ -9,6 +9,7 @@ import msgspec
 
 from engine.batch import build_batch
 from engine.copies import BlockCopier
+from engine.groups import CacheGroup
 from engine.page_work import BlockCopy
 from engine.pool import PagePool
 from engine.preparation import prepare
@@ -43,9 +44,12 @@ class Result(msgspec.Struct, frozen=True):
 class Executor:
     """See the module. Used by the engine's thread only."""
 
-    def __init__(self, model: Any, pool: PagePool, zeroer: Zeroer, copier: BlockCopier) -> None:
+    def __init__(
+        self, model: Any, pool: PagePool, groups: list[CacheGroup], zeroer: Zeroer, copier: BlockCopier
+    ) -> None:
         self._model = model
         self._pool = pool
+        self._groups = groups
         self._zeroer = zeroer
         self._copier = copier
 
@@ -57,14 +61,16 @@ class Executor:
         """Compute a step; whatever the model raises comes out."""
         began = time.perf_counter()
         barriers = prepare(step.work, self._zeroer, self._copier, "layerwise")
-        batch = build_batch(self._pool, step.scheduled, barriers.before_layer if step.work.loads else None)
+        before = barriers.before_layer if step.work.loads else None
+        batch, rows = build_batch(self._pool, self._groups, step.scheduled, before)
         built = time.perf_counter()
         logits = forward(self._model, batch)
+        barriers.finish()
         computed = time.perf_counter()
-        drawn = sample(logits, batch.rows)
+        drawn = sample(logits, rows)
         ended = time.perf_counter()
         return Result(
-            rows=batch.rows,
+            rows=rows,
             drawn=drawn,
             failed_loads=barriers.failed,
             times=StepTimes(

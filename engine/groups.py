@@ -89,9 +89,16 @@ def _group(
 
 
 def divide(
-    groups: Sequence[CacheGroup], total_bytes: int, *, block_size: int, max_model_len: int, step_tokens: int
+    groups: Sequence[CacheGroup],
+    total_bytes: int,
+    *,
+    block_size: int,
+    max_model_len: int,
+    step_tokens: int,
+    scratch: int = 0,
 ) -> dict[str, int]:
-    """Blocks of each group, so that all run out after about as many sequences of `REFERENCE_TOKENS`.
+    """Blocks of each group, so that all run out after about as many sequences of `REFERENCE_TOKENS`. `scratch` is how
+    many more slots of states each of them may need.
 
     Raises:
         EngineError: the pool cannot hold one sequence of one step; with the bytes it would take.
@@ -102,15 +109,14 @@ def divide(
         needs[group.name] = group.kind.most_blocks(reference, step_tokens, block_size)
         if isinstance(group.kind, StateSlots):
             # Beside the running states, those that are kept for others.
-            needs[group.name] += KEPT_STATES if group.kind.aligned else 0
+            needs[group.name] += scratch + (KEPT_STATES if group.kind.aligned else 0)
     bytes_each = sum(needs[group.name] * block_bytes(group.spec, block_size) for group in groups)
     available = total_bytes - GROUP_ALIGNMENT * (len(groups) - 1)
     counts = {}
     for group in groups:
         count = max(0, available) * needs[group.name] // bytes_each
-        least = (
-            group.kind.most_blocks(min(step_tokens, max_model_len), step_tokens, block_size) if len(groups) > 1 else 1
-        )
+        # A group that drops tokens has to hold a window and a step; others hold shorter requests when they are small.
+        least = group.kind.most_blocks(max_model_len, step_tokens, block_size) if group.kind.drops else 1
         if count < least:
             raise EngineError(
                 f"engine.kv_cache_bytes is {total_bytes}, of which group {group.name!r} gets {count} blocks of "

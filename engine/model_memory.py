@@ -43,6 +43,7 @@ def allocate_memory(
         block_size=config.block_size,
         max_model_len=wanted,
         step_tokens=config.max_num_batched_tokens,
+        scratch=0 if config.speculation == "none" else 1,
     )
     zeroing = needs_kv_cache_zeroing([group.spec for group in groups])
     blocks = BlockPool(

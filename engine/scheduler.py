@@ -183,7 +183,8 @@ class Scheduler:
             )
             if table is None:
                 return False
-            sequence.table, sequence.computed = table, request.computed_tokens
+            sequence.table = table
+            sequence.computed = sequence.drafted = request.computed_tokens
             sequence.load = request.load(table)
             return True
         step_tokens = self._budget if request.on_layer is None else len(sequence.tokens)
@@ -191,7 +192,7 @@ class Scheduler:
         if admission is None:
             return False
         sequence.table = admission.table
-        sequence.computed = admission.cached_tokens
+        sequence.computed = sequence.drafted = admission.cached_tokens
         sequence.cached_tokens = min(admission.cached_tokens, sequence.num_prompt)
         self.prompt_tokens_cached += sequence.cached_tokens
         sequence.copies = admission.copies
@@ -227,12 +228,12 @@ class Scheduler:
         table, sequence.table = sequence.table, None
         if table is not None:
             if sequence.settled and publish:
-                self._blocks.publish_tail(table, sequence.tokens, sequence.computed, sequence.chain)
+                self._blocks.publish_tail(table, sequence.tokens, sequence.written, sequence.chain)
             self._drop_copies(sequence)
             self._blocks.free(table)
         sequence.load = None
         sequence.drafts = []
-        sequence.computed = 0
+        sequence.computed = sequence.drafted = 0
 
     def _drop_copies(self, sequence: Sequence) -> None:
         copies: list[BlockCopy] = sequence.copies

@@ -29,21 +29,31 @@ class Advance(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     outputs: list[Output]
 
+    @property
+    def failed(self) -> bool:
+        """Whether the sequence ends because nothing could be drawn."""
+        return any(isinstance(output, Failed) for output in self.outputs)
+
 
 class Settlement:
-    """See the module. `copy` carries block copies out at once. `aligned` when states are kept for others."""
+    """See the module. `copy` carries block copies out at once. `aligned` when states are kept for others. With
+    `drafting` a second model writes its own KV after this."""
 
-    def __init__(self, blocks: BlockPool, copy: Callable[[list[BlockCopy]], None], *, aligned: bool) -> None:
+    def __init__(
+        self, blocks: BlockPool, copy: Callable[[list[BlockCopy]], None], *, aligned: bool, drafting: bool
+    ) -> None:
         self._blocks = blocks
         self._copy = copy
         self._aligned = aligned
+        self._drafting = drafting
         self.drafts_verified = 0
         self.drafts_accepted = 0
 
     def advance(
         self, scheduled: Many[Scheduled], rows: Many[Row], drawn: Many[Drawn | None], failed: Many[Sequence] = ()
-    ) -> Iterator[Advance]:
-        """Settle a step, sequence by sequence, except for those in `failed`, whose results are of no use."""
+    ) -> list[Advance]:
+        """Settle a step, except for the sequences in `failed`, whose results are of no use. Nothing is published yet."""
+        advances = []
         place = 0
         for one in scheduled:
             sequence = one.sequence
@@ -51,7 +61,8 @@ class Settlement:
             while place < len(rows) and rows[place].sequence is sequence:
                 place += 1
             if sequence not in failed:
-                yield self._settle(one, drawn[first:place])
+                advances.append(self._settle(one, drawn[first:place]))
+        return advances
 
     def _settle(self, one: Scheduled, drawn: Many[Drawn | None]) -> Advance:
         sequence = one.sequence
@@ -63,10 +74,8 @@ class Settlement:
         outputs = [_append(sequence, one) for one in _until_finished(sequence, accept(drafts, drawn))]
         self.drafts_verified += len(drafts)
         self.drafts_accepted += max(0, len(outputs) - 1)
-        if any(isinstance(output, Failed) for output in outputs):
-            return Advance(sequence, one.num_tokens + len(drafts), of_prompt, outputs)  # and nothing is published
-        self._move_on(sequence, one.num_tokens, len(drafts), max(0, len(outputs) - 1))
-        self._publish(sequence)
+        if not any(isinstance(output, Failed) for output in outputs):
+            self._move_on(sequence, one.num_tokens, len(drafts), max(0, len(outputs) - 1))
         return Advance(sequence, one.num_tokens + len(drafts), of_prompt, outputs)
 
     def _move_on(self, sequence: Sequence, num_tokens: int, num_drafts: int, accepted: int) -> None:
@@ -76,11 +85,13 @@ class Settlement:
             self._copy(state_copies(sequence, to_scratch=False))
         else:
             sequence.computed += num_tokens + accepted
+        sequence.drafted = min(sequence.drafted, sequence.computed) if self._drafting else sequence.computed
 
-    def _publish(self, sequence: Sequence) -> None:
+    def publish(self, sequence: Sequence) -> None:
+        """Let others use what has been written of a sequence."""
         table, size = sequence.table, self._blocks.block_size
         assert table is not None
-        self._blocks.publish(table, sequence.tokens, sequence.computed, sequence.chain)
+        self._blocks.publish(table, sequence.tokens, sequence.written, sequence.chain)
         if self._aligned and sequence.computed and sequence.computed % size == 0:
             full = sequence.computed // size
             digest = sequence.chain.of(sequence.tokens, full)[full - 1]

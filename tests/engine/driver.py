@@ -76,10 +76,16 @@ def poison(engine: Engine) -> None:
 
 
 @contextmanager
-def running(tiny: Tiny, *, num_blocks: int = 64, block_size: int = 4, **config: Any) -> Iterator[Engine]:
+def running(
+    tiny: Tiny, *, num_blocks: int = 64, block_size: int = 4, prefix_cache: bool = False, **config: Any
+) -> Iterator[Engine]:
     """A started float32 engine whose pages are NaN; at the end all blocks are free and the pool is sound."""
     page = block_size * tiny.info.num_layers * tiny.info.num_kv_heads * 2 * tiny.info.head_dim * 4
-    settings = EngineConfig(dtype="float32", block_size=block_size, kv_cache_bytes=num_blocks * page, **config)
+    settings = EngineConfig(
+        dtype="float32",
+        block_size=block_size,
+        **{"kv_cache_bytes": num_blocks * page, "prefix_cache": prefix_cache, **config},
+    )
     engine = Engine(tiny.info, settings)
     poison(engine)
     engine.start()
@@ -88,4 +94,4 @@ def running(tiny: Tiny, *, num_blocks: int = 64, block_size: int = 4, **config: 
     finally:
         engine.close(PATIENCE_S)
     engine._blocks.validate()
-    assert engine.stats().blocks_free == num_blocks
+    assert engine.stats().blocks_free == engine.num_blocks

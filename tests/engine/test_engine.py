@@ -179,7 +179,9 @@ def test_a_failing_step_fails_its_requests_only(llama: Tiny, monkeypatch: pytest
 
 
 def test_logits_that_are_not_finite_fail_the_request(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "forward", lambda model, batch: torch.full((len(batch.rows), VOCABULARY), torch.nan))
+    monkeypatch.setattr(
+        module, "forward", lambda model, batch: torch.full((len(batch.logits_rows), VOCABULARY), torch.nan)
+    )
     with running(llama) as engine:
         assert "not finite" in submit(engine, "bad", [1, 2], 4).end().message  # type: ignore[union-attr]
 
