@@ -18,7 +18,7 @@ import torch
 from engine.kernels.attention import PagedSequences
 from engine.layers import Attention
 from engine.recurrent.step import StateStep
-from engine.sampler import Row
+from engine.rows import Row
 from engine.scheduler import Scheduled
 
 if TYPE_CHECKING:

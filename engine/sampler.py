@@ -21,7 +21,7 @@ import torch
 from engine.draws import uniforms
 from engine.penalties import apply_penalties
 from engine.request import SamplingParams
-from engine.sequence import Sequence
+from engine.rows import Row
 
 WIDTHS = (256, 4096)
 
@@ -36,41 +36,33 @@ class Drawn(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class Row(msgspec.Struct, frozen=True):
-    """To come."""
-
-    sequence: Sequence
-    drafts: tuple[int, ...] = ()
-
-
-def sample(logits: torch.Tensor, rows_: Many[Row]) -> list[Drawn | None]:
-    """One token for each row of `logits` [rows, vocabulary] (float32), which belong to `sequences`.
+def sample(logits: torch.Tensor, rows: Many[Row]) -> list[Drawn | None]:
+    """One token for each row of `logits` [rows, vocabulary] (float32), which belong to `rows`.
 
     None for a row that has NaN, +infinity or nothing finite: nothing can be drawn from it, and no other row suffers.
     """
-    sequences = [r.sequence for r in rows_]
-    if not sequences:
+    if not rows:
         return []
     normalizer = torch.logsumexp(logits, dim=-1)
     usable = torch.isfinite(normalizer)
     if not usable.all():
         logits = torch.where(usable[:, None], logits, 0.0)
-    changed = apply_penalties(logits, sequences)
-    params = [one.request.sampling for one in sequences]
+    changed = apply_penalties(logits, rows)
+    params = [row.sequence.request.sampling for row in rows]
     drawn = changed.argmax(dim=-1)
     random = [row for row, sampling in enumerate(params) if sampling.temperature > 0]
     if random:
         numbers = uniforms(
             np.array([params[row].seed for row in random], dtype=np.uint64),
-            np.array([len(sequences[row].tokens) + len(rows_[row].drafts) for row in random], dtype=np.uint64),
+            np.array([rows[row].position for row in random], dtype=np.uint64),
         )
         temperature = torch.tensor([params[row].temperature for row in random], dtype=torch.float32).clamp(min=COLDEST)[
             :, None
         ]
         drawn[random] = _draw(changed[random] / temperature, [params[row] for row in random], torch.from_numpy(numbers))
     logprobs = logits.gather(1, drawn[:, None])[:, 0] - normalizer
-    rows = zip(drawn.tolist(), logprobs.tolist(), usable.tolist(), strict=True)
-    return [Drawn(token, logprob) if good else None for token, logprob, good in rows]
+    results = zip(drawn.tolist(), logprobs.tolist(), usable.tolist(), strict=True)
+    return [Drawn(token, logprob) if good else None for token, logprob, good in results]
 
 
 def _draw(scaled: torch.Tensor, params: Many[SamplingParams], numbers: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,8 @@ import msgspec
 from engine.blocks import BlockPool
 from engine.page_work import BlockCopy
 from engine.request import Failed, FinishReason, Output, Token
-from engine.sampler import Drawn, Row
+from engine.rows import Row
+from engine.sampler import Drawn
 from engine.scheduler import Scheduled, state_copies
 from engine.sequence import Sequence
 from engine.speculation.acceptance import accept

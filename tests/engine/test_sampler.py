@@ -9,27 +9,29 @@ import pytest
 import torch
 
 import engine.sampler as module
+from engine.blocks import HashChain, root_hash
 from engine.request import EngineRequest, SamplingParams
+from engine.rows import Row
 from engine.sampler import COLDEST, WIDTHS, Drawn, sample
-from engine.sequence import Sequence, new_sequence
+from engine.sequence import new_sequence
 
 GRID = 1000
 
 
-def sequence(sampling: SamplingParams, tokens: int = 3, name: str = "one") -> Sequence:
-    return new_sequence(
-        EngineRequest(
-            request_id=name,
-            prompt_token_ids=[0] * tokens,
-            sampling=sampling,
-            max_tokens=9,
-            stop_token_ids=frozenset(),
-            sink=lambda output: None,
-        )
+def sequence(sampling: SamplingParams, tokens: int = 3, name: str = "one", drafts: int = 0) -> Row:
+    """A row of a sequence of so many tokens, and so many drafts."""
+    request = EngineRequest(
+        request_id=name,
+        prompt_token_ids=[0] * tokens,
+        sampling=sampling,
+        max_tokens=9,
+        stop_token_ids=frozenset(),
+        sink=lambda output: None,
     )
+    return Row(new_sequence(request, HashChain(root_hash("m"), 4)), (0,) * drafts)
 
 
-def draw(logits: torch.Tensor, sequences: list[Sequence]) -> list[Drawn]:
+def draw(logits: torch.Tensor, sequences: list[Row]) -> list[Drawn]:
     """`sample` on rows that something can be drawn from."""
     drawn = sample(logits, sequences)
     assert None not in drawn
@@ -176,6 +178,14 @@ def test_a_row_does_not_depend_on_its_company() -> None:
     assert together == [sample(logits[n : n + 1], [one])[0] for n, one in enumerate(sequences)]
     backwards = sample(logits.flip(0), sequences[::-1])
     assert backwards[::-1] == together
+
+
+def test_a_draft_counts_as_a_token_of_the_position() -> None:
+    logits = logits_of(50).expand(4, -1)
+    hot = SamplingParams(temperature=3.0, seed=7)
+    as_tokens = draw(logits, [sequence(hot, tokens=3 + more) for more in range(4)])
+    assert draw(logits, [sequence(hot, tokens=3, drafts=more) for more in range(4)]) == as_tokens
+    assert len({one.token_id for one in as_tokens}) > 1
 
 
 def test_the_logits_are_left_as_they_are() -> None:
