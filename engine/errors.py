@@ -5,10 +5,18 @@ EngineError
 ├── RequestTooLong    prompt plus output can never fit
 ├── EngineClosed      the engine takes no requests (any more); carries the cause
 ├── LoadFailed        pages that a step waited for did not arrive
+├── PromptRefused     one of several prompts can never run; nothing has been computed
+├── GenerationFailed  some of several prompts ended without finishing; carries what became of all
 └── BlockError        blocks were freed or used by somebody who does not own them
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.llm import Generation
 
 
 class EngineError(Exception):
@@ -38,6 +46,29 @@ class EngineClosed(EngineError):
 
 class LoadFailed(EngineError):
     """Pages that a step waited for did not arrive."""
+
+
+class PromptRefused(EngineError):
+    """Prompt `index` (from 0) of a call can never run; nothing of the call has been computed."""
+
+    def __init__(self, index: int, count: int, reason: str) -> None:
+        super().__init__(f"prompt {index} of {count} (counted from 0) is refused: {reason}")
+        self.index = index
+
+
+class GenerationFailed(EngineError):
+    """Prompts ended without finishing. `failures` says why, by index; `generations` are all of the call's, in order:
+    those of `failures` have a finish of None, and the tokens drawn before.
+    """
+
+    def __init__(self, failures: Mapping[int, str], generations: Sequence[Generation]) -> None:
+        index, message = min(failures.items())
+        super().__init__(
+            f"{len(failures)} of {len(generations)} prompts ended without finishing; prompt {index} (counted from 0): "
+            f"{message}"
+        )
+        self.failures = dict(failures)
+        self.generations = list(generations)
 
 
 class BlockError(EngineError):

@@ -13,8 +13,8 @@ from engine.groups import CacheGroup
 from engine.page_work import BlockCopy
 from engine.pool import PagePool
 from engine.preparation import prepare
-from engine.runner import forward
 from engine.rows import Row
+from engine.runner import forward
 from engine.sampler import Drawn, sample
 from engine.scheduler import Step
 from engine.zeroing.zeroer import Zeroer

@@ -21,9 +21,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from engine.architectures import refusal
 from engine.attention import ATTENTION
 from engine.errors import ModelError
+from engine.families import complete, refusal
 from engine.model_info import ModelInfo, read_sizes
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ def load_model(info: ModelInfo, dtype: torch.dtype) -> Any:
 def _check(info: ModelInfo, config: dict[str, Any]) -> None:
     if info.gguf_file is not None:
         config.pop("quantization_config", None)  # of what has been dequantised
+    config = complete(config)
     reason = refusal(config)
     if reason is not None:
         raise ModelError(f"model {info.path} cannot be served: {reason}")

@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from engine.architectures import GGUF_ARCHITECTURES, SUPPORTED, complete, refusal
 from engine.errors import ModelError
+from engine.families import GGUF_ARCHITECTURES, complete, describe, refusal
+from engine.layers import Attention, Layer
 
 SAMPLES = 64
 SAMPLE_BYTES = 4096
@@ -28,32 +29,28 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A model that can be served. Sizes are those of the configuration, for one rank.
 
+    `layers` says what each decoder layer keeps of a sequence.
+
     `gguf_file` is the name of the GGUF file in `path`, None for safetensors.
     """
 
     path: Path
     architecture: str
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[Layer, ...]
     vocab_size: int
     max_position_embeddings: int
     gguf_file: str | None
     fingerprint: str
 
-    @property
-    def layers(self):
-        from engine.layers import Attention, Layer
-
-        return tuple(
-            Layer(attention=Attention(num_kv_heads=self.num_kv_heads, key_dim=self.head_dim, value_dim=self.head_dim))
-            for _ in range(self.num_layers)
-        )
-
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_kv_heads", "head_dim", "vocab_size", "max_position_embeddings"):
+        for name in ("num_layers", "vocab_size", "max_position_embeddings"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}")
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.layers)
 
 
 def inspect_model(path: Path) -> ModelInfo:
@@ -110,15 +107,9 @@ def _inspect_safetensors(path: Path) -> ModelInfo:
         raise ModelError(f"{path / 'config.json'} lacks or garbles a size: {error!r}") from error
 
 
-def read_sizes(config: Mapping[str, Any]) -> dict[str, int]:
+def read_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     """What pages and tokens are measured with, of a complete configuration, by its names in `ModelInfo`."""
-    num_heads = int(config["num_attention_heads"])
-    return {
-        "num_layers": int(config["num_hidden_layers"]),
-        "num_kv_heads": int(config.get("num_key_value_heads") or num_heads),
-        "head_dim": int(config.get("head_dim") or int(config["hidden_size"]) // num_heads),
-        "vocab_size": int(config["vocab_size"]),
-    }
+    return {"layers": describe(config), "vocab_size": int(config["vocab_size"])}
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -177,7 +168,7 @@ def _inspect_gguf(path: Path, file: Path) -> ModelInfo:
     if kind not in GGUF_ARCHITECTURES:
         raise ModelError(
             f"{file} is of GGUF architecture {kind!r}, which cannot be served; supported are "
-            f"{', '.join(sorted(GGUF_ARCHITECTURES))} (of {', '.join(SUPPORTED)})"
+            f"{', '.join(sorted(GGUF_ARCHITECTURES))}"
         )
     scaled = (value(f"{kind}.rope.scaling.type") or "none") != "none"
     if scaled or any(tensor.name == "rope_freqs.weight" for tensor in reader.tensors):
@@ -186,12 +177,16 @@ def _inspect_gguf(path: Path, file: Path) -> ModelInfo:
         raise ModelError(f"{file} is a mixture of experts, which cannot be served")
     try:
         num_heads = int(value(f"{kind}.attention.head_count"))
+        head_dim = int(value(f"{kind}.attention.key_length") or int(value(f"{kind}.embedding_length")) // num_heads)
+        attention = Attention(
+            num_kv_heads=int(value(f"{kind}.attention.head_count_kv") or num_heads),
+            key_dim=head_dim,
+            value_dim=head_dim,
+        )
         return ModelInfo(
             path=path,
             architecture=GGUF_ARCHITECTURES[kind],
-            num_layers=int(value(f"{kind}.block_count")),
-            num_kv_heads=int(value(f"{kind}.attention.head_count_kv") or num_heads),
-            head_dim=int(value(f"{kind}.attention.key_length") or int(value(f"{kind}.embedding_length")) // num_heads),
+            layers=(Layer(attention=attention),) * int(value(f"{kind}.block_count")),
             vocab_size=int(value(f"{kind}.vocab_size") or len(fields["tokenizer.ggml.tokens"].data)),
             max_position_embeddings=int(value(f"{kind}.context_length")),
             gguf_file=file.name,

@@ -100,7 +100,8 @@ class ClusterHandle:
         model = self.settings.model
         info = inspect_model(paths.models_dir() / model if model in CATALOG else Path(model))
         itemsize = {"bfloat16": 2, "float32": 4}[self.settings.engine.dtype]
-        return info.num_layers * info.num_kv_heads * 2 * info.head_dim * itemsize * self.block_size
+        rows = [layer.attention for layer in info.layers if layer.attention is not None]
+        return sum(row.num_kv_heads * (row.key_dim + row.value_dim) for row in rows) * itemsize * self.block_size
 
     def pids(self) -> list[int]:
         """The processes of all workers and gateways."""

@@ -1,1 +1,1 @@
-"""To come."""
+"""What the engine computes itself, over pages."""

@@ -75,16 +75,25 @@ def poison(engine: Engine) -> None:
         pages.fill_(torch.nan)
 
 
+def bytes_per_token(tiny: Tiny) -> int:
+    """Of float32 pages of attention, all layers."""
+    rows = [layer.attention for layer in tiny.info.layers if layer.attention is not None]
+    return 4 * sum(row.num_kv_heads * (row.key_dim + row.value_dim) for row in rows)
+
+
 @contextmanager
 def running(
     tiny: Tiny, *, num_blocks: int = 64, block_size: int = 4, prefix_cache: bool = False, **config: Any
 ) -> Iterator[Engine]:
     """A started float32 engine whose pages are NaN; at the end all blocks are free and the pool is sound."""
-    page = block_size * tiny.info.num_layers * tiny.info.num_kv_heads * 2 * tiny.info.head_dim * 4
     settings = EngineConfig(
         dtype="float32",
         block_size=block_size,
-        **{"kv_cache_bytes": num_blocks * page, "prefix_cache": prefix_cache, **config},
+        **{
+            "kv_cache_bytes": num_blocks * block_size * bytes_per_token(tiny),
+            "prefix_cache": prefix_cache,
+            **config,
+        },
     )
     engine = Engine(tiny.info, settings)
     poison(engine)

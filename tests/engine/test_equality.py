@@ -6,17 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from engine.architectures import ROPE_TYPES, SUPPORTED
+from engine.families import FAMILIES
+from engine.families.rope import ROPE_TYPES
+from engine.runner import forward
 from tests.engine.driver import running, submit
 from tests.engine.tiny import MODEL_TYPES, Tiny, make_tiny, prompt_of
 
 
 def test_every_supported_architecture_is_covered() -> None:
-    assert set(MODEL_TYPES) == set(SUPPORTED)
+    assert set(MODEL_TYPES) == set(FAMILIES)
 
 
-@pytest.mark.parametrize("architecture", SUPPORTED)
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
 def test_every_architecture_equals_generate(architecture: str, tmp_path: Path) -> None:
     tiny = make_tiny(tmp_path, architecture)
     prompts = [prompt_of(length, salt) for salt, length in enumerate((1, 5, 16, 23))]
@@ -28,6 +31,27 @@ def test_every_architecture_equals_generate(architecture: str, tmp_path: Path) -
             heard.append(submit(engine, str(number), prompt, 12))
             heard[-1].wait_for(2)  # the next one's prompt arrives while this one is being written
         assert [one.tokens() for one in heard] == expected
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+def test_logits_of_chunks_are_those_of_the_whole(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = make_tiny(tmp_path, architecture)
+    seen: list[torch.Tensor] = []
+
+    def observed(model: Any, batch: Any) -> torch.Tensor:
+        logits = forward(model, batch)
+        seen.extend(logits)
+        return logits
+
+    monkeypatch.setattr("engine.executor.forward", observed)
+    prompt = prompt_of(29, 6)
+    with running(tiny, max_num_batched_tokens=7) as engine:
+        answer = submit(engine, "one", prompt, 8).tokens()
+    assert len(seen) == len(answer)
+    for place, logits in enumerate(seen):
+        torch.testing.assert_close(logits, tiny.logits([*prompt, *answer[:place]]), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

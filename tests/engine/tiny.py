@@ -28,15 +28,42 @@ SIZES: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+WINDOW = 6
+SLIDING, FULL = "sliding_attention", "full_attention"
+MIXED: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
+
 MODEL_TYPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Cohere2ForCausalLM": ("cohere2", {**MIXED, "logit_scale": 0.5}),
+    "Gemma2ForCausalLM": (
+        "gemma2",
+        {
+            **MIXED,
+            "head_dim": 12,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 4.0,
+            "query_pre_attn_scalar": 9,
+        },
+    ),
+    "Gemma3ForCausalLM": ("gemma3_text", {**MIXED, "head_dim": 12, "query_pre_attn_scalar": 9}),
+    "Glm4ForCausalLM": ("glm4", {"head_dim": 16}),
+    "GptOssForCausalLM": ("gpt_oss", {**MIXED, **EXPERTS, "num_local_experts": 4, "head_dim": 8}),
     "GraniteForCausalLM": ("granite", {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0}),
     "LlamaForCausalLM": ("llama", {}),
-    "MistralForCausalLM": ("mistral", {"sliding_window": None}),
+    "MistralForCausalLM": ("mistral", {"sliding_window": WINDOW}),
+    "MixtralForCausalLM": ("mixtral", {**EXPERTS, "num_local_experts": 4, "sliding_window": None}),
     "Olmo2ForCausalLM": ("olmo2", {}),
-    "Phi3ForCausalLM": ("phi3", {"sliding_window": None}),
-    "Qwen2ForCausalLM": ("qwen2", {}),
+    "Olmo3ForCausalLM": ("olmo3", MIXED),
+    "OlmoeForCausalLM": ("olmoe", {**EXPERTS, "num_experts": 4}),
+    "Phi3ForCausalLM": ("phi3", {"sliding_window": WINDOW}),
+    "Qwen2ForCausalLM": ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
     "Qwen3ForCausalLM": ("qwen3", {"head_dim": 12}),
+    "Qwen3MoeForCausalLM": (
+        "qwen3_moe",
+        {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 24, "decoder_sparse_step": 1, "head_dim": 8},
+    ),
     "SmolLM3ForCausalLM": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "Starcoder2ForCausalLM": ("starcoder2", {"sliding_window": WINDOW}),
 }
 
 
@@ -77,6 +104,8 @@ def make_tiny(
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.uniform_(-1.0, 1.0)
+            if name.endswith("sinks"):
+                parameter.uniform_(-1.0, 3.0)
     model.save_pretrained(path)
     (path / "tokenizer.json").write_text("{}", encoding="utf-8")
     return Tiny(path, inspect_model(path), model)
