@@ -19,9 +19,9 @@ from engine.layers import Attention
 
 ATTENTION = "kvferry_paged"
 
-IGNORED = frozenset({"dropout", "position_ids"})
-"""What the library hands on and nothing here needs: there is no dropout outside of training, and positions are in the
-keys already."""
+IGNORED = frozenset({"dropout", "output_router_logits", "position_ids", "use_cache"})
+"""What the library hands on and nothing here needs: dropout and the losses of routers belong to training,
+positions are in the keys already, and this is the cache."""
 
 
 class PagedLayer(Protocol):

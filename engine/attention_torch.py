@@ -38,8 +38,8 @@ def attend(
 ) -> torch.Tensor:
     """Causal attention of a ragged batch; `query` is [T, heads, key dim], the result [T, heads, value dim].
 
-    A query at position q sees the keys p with p <= q that the sequence still has, of those with a `window` p > q - window,
-    of those with a `chunk` p >= q // chunk * chunk. Scores are scaled, then (`softcap` > 0) bent to
+    A query at position q sees the keys p with p <= q that the sequence still has, with a `window` those with
+    p > q - window, with a `chunk` those with p >= q // chunk * chunk. Scores are scaled, then (`softcap` > 0) bent to
     softcap * tanh(score / softcap); `sinks` [heads] are scores of one more key each, which has no value.
 
     Where the content of a page is only as wide as a key, the value is the first `value_dim` elements of the key.

@@ -17,7 +17,6 @@ import torch
 
 from engine.kernels.attention import PagedSequences
 from engine.layers import Attention
-from engine.recurrent.step import StateStep
 from engine.rows import Row
 from engine.scheduler import Scheduled
 
@@ -56,8 +55,8 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """`token_ids` and `positions` are [1, tokens]. `layers` are by the model's own numbers. `states` says which slots
-    hold the sequences' recurrent states. `logits_rows` are the tokens after which logits are wanted.
+    """`token_ids` and `positions` are [1, tokens]. `layers` are by the model's own numbers. `logits_rows` are the
+    tokens after which logits are wanted.
 
     `before` is called before a layer's pages are read, each of `on_layer` when this step's KV lies in them.
     """
@@ -65,7 +64,6 @@ class Batch(msgspec.Struct, frozen=True):
     token_ids: torch.Tensor
     positions: torch.Tensor
     layers: dict[int, LayerStep]
-    states: StateStep | None
     logits_rows: torch.Tensor
     on_layer: list[Callable[[int], None]]
     before: Callable[[int], None] | None
@@ -127,12 +125,8 @@ def build_spans(
     lengths = torch.from_numpy(ends.astype(np.int32))
 
     layers: dict[int, LayerStep] = {}
-    states = None
     for group in groups:
-        if group.attention is None:
-            slots = np.array([span.table.groups[group.name][0] for span in spans], dtype=np.int64)
-            states = StateStep(torch.from_numpy(slots), torch.from_numpy(begins == 0), query_starts)
-            continue
+        assert group.attention is not None  # no family with recurrent states is served
         found = _group_step(pool, group, spans, begins, ends, positions, of_sequence, lengths, query_starts)
         for layer in group.spec.layers:
             layers[layer - first_layer] = LayerStep(
@@ -145,7 +139,6 @@ def build_spans(
         token_ids=torch.tensor([[token for span in spans for token in span.token_ids]]),
         positions=torch.from_numpy(positions)[None],
         layers=layers,
-        states=states,
         logits_rows=torch.tensor(logits_rows, dtype=torch.long),
         on_layer=list(on_layer),
         before=before,

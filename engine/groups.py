@@ -22,7 +22,7 @@ class StateBytes(msgspec.Struct, frozen=True):
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
-    """One group: how its pages look, and the rule after which its blocks come and go. `attention` is None of a state."""
+    """One group: how its pages look, and the rule by which its blocks come and go. `attention` is None of a state."""
 
     spec: Group
     kind: Kind

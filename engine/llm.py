@@ -260,7 +260,7 @@ def _bar(num_prompts: int, num_tokens: int) -> Iterator[Callable[[_Gathered], No
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+    with Progress(*columns, console=Console(file=sys.stderr, force_terminal=True), transient=True) as progress:
         task = progress.add_task("", total=num_tokens, rate="")
 
         def tell(gathered: _Gathered) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal, Protocol, TypeAlias
 
 from engine.errors import LoadFailed
@@ -93,7 +94,7 @@ class LoadBarriers:
         """This layer's pages are about to be read."""
         if self._mode == "layerwise":
             for load in self._loads:
-                self._try(load, lambda load=load: load.wait_for_layer(layer))
+                self._try(load, partial(load.wait_for_layer, layer))
 
     def finish(self) -> None:
         """The forward pass has ended: whatever it did not wait for has to have landed, too."""

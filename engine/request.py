@@ -75,9 +75,9 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     `on_layer` is called on the engine's thread, within the forward pass, when a layer's KV of this step's tokens lies
     in the blocks: with the table, the layer, and how many tokens it now holds. It must not block. Such a request is
     never preempted: its pages may be on their way.
-    `load` (optional, instead of a table) brings the KV of the first `computed_tokens` tokens in the step that begins with
-    the request: it is called with the blocks to load into, on the engine's thread. When the load fails, what it should
-    have brought is computed here, or the request fails, as `on_load_failure` says.
+    `load` (optional, instead of a table) brings the KV of the first `computed_tokens` tokens in the step that begins
+    with the request: it is called with the blocks to load into, on the engine's thread. When the load fails, what it
+    should have brought is computed here, or the request fails, as `on_load_failure` says.
     `adapter` and `cache_salt` keep the prefix cache's entries of a request apart from those of others.
     `retain`: when the request finishes, its blocks are not freed; the caller owns `table` again (and frees it).
     """

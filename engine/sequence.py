@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class Sequence(msgspec.Struct, eq=False):
     """`tokens` is prompt plus output; the KV of the first `computed` of them lies in the blocks of `table`.
 
-    A token can be drawn when all of them are computed. A sequence without a table has no KV anywhere. `chain` hashes its
-    blocks. `drafts` are guesses at its next tokens, to be verified in the next step; of a draft model the KV of the first
-    `drafted` tokens, and drafts after them, lies in its own blocks. `arrival` is its place among those
-    who wait for blocks. `cached_tokens` of the prompt came from the prefix cache when it was last admitted.
+    A token can be drawn when all of them are computed. A sequence without a table has no KV anywhere. `chain` hashes
+    its blocks. `drafts` are guesses at its next tokens, to be verified in the next step; of a draft model the KV of the
+    first `drafted` tokens, and drafts after them, lies in its own blocks. `arrival` is its place among those who wait
+    for blocks. `cached_tokens` of the prompt came from the prefix cache when it was last admitted.
 
     `copies` and `load` have still to be carried out: until then not all of its `computed` tokens lie in the blocks.
     `to_load` until a load has been tried.

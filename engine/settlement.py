@@ -53,7 +53,7 @@ class Settlement:
     def advance(
         self, scheduled: Many[Scheduled], rows: Many[Row], drawn: Many[Drawn | None], failed: Many[Sequence] = ()
     ) -> list[Advance]:
-        """Settle a step, except for the sequences in `failed`, whose results are of no use. Nothing is published yet."""
+        """Settle a step, except for the sequences in `failed`, whose results are of no use. Publishes nothing."""
         advances = []
         place = 0
         for one in scheduled:

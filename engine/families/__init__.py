@@ -1,8 +1,8 @@
 """The model families that the engine serves: one allowlist, from which docs/models.md is generated.
 
-What a configuration may ask for besides (quantised weights, positions that depend on the company in a batch, other kinds
-of layers) is refused here, with the reason, rather than computed wrongly. No torch in here: a folder is looked at before
-anything is loaded.
+What a configuration may ask for besides (quantised weights, positions that depend on the company in a batch, other
+kinds of layers) is refused here, with the reason, rather than computed wrongly. No torch in here: a folder is looked at
+before anything is loaded.
 """
 
 from __future__ import annotations

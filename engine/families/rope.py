@@ -10,7 +10,7 @@ request would change another's."""
 
 
 def refuse_rope(config: Config) -> str | None:
-    """Why a configuration's rotary embeddings cannot be served; None when they can. Some have one for each type of layer."""
+    """Why a configuration's rotary embeddings cannot be served; None when they can. Some have one for each type."""
     for name in ("rope_parameters", "rope_scaling"):  # its name today, and the one of older folders
         rope = config.get(name) or {}
         if not isinstance(rope, dict):

@@ -21,7 +21,7 @@ def check(prompt: list[int], max_tokens: int, **rest: Any) -> None:
 def test_what_just_fits() -> None:
     check([0, 49], 18)
     check([1], 2, output_token_ids=[49])
-    check([1] * 8, 5, output_token_ids=[2], table=BlockTable("it", [5, 3]), computed_tokens=8)
+    check([1] * 8, 5, output_token_ids=[2], table=BlockTable("it", {"full": [5, 3]}), computed_tokens=8)
     check([1], 1, sampling=SamplingParams(temperature=0.0, top_k=10**9, seed=2**64 - 1, min_p=1.0))
 
 
@@ -35,9 +35,14 @@ def test_what_just_fits() -> None:
         ([-1, 3], 1, {}, "tokens from -1 to 3"),
         ([1], 5, {"output_token_ids": [50]}, "tokens from 50 to 50"),
         ([1, 2], 5, {"computed_tokens": 1}, "claims 1 computed tokens; its blocks hold 0"),
-        ([1, 2], 5, {"computed_tokens": -1, "table": BlockTable("it", [1])}, "claims -1 computed tokens"),
-        ([1, 2], 5, {"computed_tokens": 2, "table": BlockTable("it", [1])}, "one of its 2 tokens has to be computed"),
-        ([1] * 9, 5, {"computed_tokens": 5, "table": BlockTable("it", [1])}, "its blocks hold 4"),
+        ([1, 2], 5, {"computed_tokens": -1, "table": BlockTable("it", {"full": [1]})}, "claims -1 computed tokens"),
+        (
+            [1, 2],
+            5,
+            {"computed_tokens": 2, "table": BlockTable("it", {"full": [1]})},
+            "one of its 2 tokens has to be computed",
+        ),
+        ([1] * 9, 5, {"computed_tokens": 5, "table": BlockTable("it", {"full": [1]})}, "its blocks hold 4"),
     ],
 )
 def test_requests_that_contradict_themselves(

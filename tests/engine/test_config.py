@@ -19,7 +19,7 @@ from engine import EngineConfig
         ("max_num_seqs", -1),
         ("compute_threads", 0),
         ("max_model_len", -1),
-        ("layout", "LBNHC"),
+        ("layout", "LBNCH"),
     ],
 )
 def test_the_message_names_the_setting_and_its_value(name: str, value: Any) -> None:

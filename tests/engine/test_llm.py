@@ -1,7 +1,8 @@
-"""Prompts in, texts out: the same tokens as transformers' `generate`, in the order asked; refusals, failures, interrupts."""
+"""Prompts in, texts out: the same tokens as transformers' `generate`, in the order asked; refusals, interrupts."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import engine.executor as executor_module
 from engine import (
     LLM,
     EngineClosed,
@@ -26,6 +26,7 @@ from engine import (
     RequestTooLong,
     SamplingParams,
 )
+from engine.sampler import sample
 from tests.engine.driver import GREEDY, PATIENCE_S
 from tests.engine.tiny import VOCABULARY, Tiny, make_tiny, prompt_of
 from tests.tiny_model import greedy, save_tiny_model
@@ -75,18 +76,21 @@ def test_each_prompt_may_have_its_own_params(llm: LLM, llama: Tiny) -> None:
     assert plain.token_ids == llama.greedy(prompt, 16)
 
 
-def test_texts_are_tokenised_and_answered_in_text_up_to_the_end_token(words: Path) -> None:
-    with LLM(words, **SETTINGS) as llm:
-        prompt = next(p for p in ([5, salt] for salt in range(10, 127)) if 2 in greedy(words, p, 60))
-        expected = greedy(words, prompt, 60)
+def test_texts_are_tokenised_and_answered_in_text_up_to_the_end_token(tmp_path: Path) -> None:
+    folder, prompt = save_tiny_model(tmp_path), [5, 40]
+    whole = greedy(folder, prompt, 60)
+    end = whole[20]
+    expected = whole[: whole.index(end) + 1]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    with LLM(folder, **SETTINGS) as llm:
         text = " ".join(f"t{token}" for token in prompt)
         ended, more = (llm.generate(text, GREEDY, max_tokens=60, ignore_eos=on)[0] for on in (False, True))
     assert ended.prompt_token_ids == prompt
     assert ended.token_ids == expected
     assert ended.finish == "stop"
-    assert ended.text == " ".join(f"t{token}" for token in expected[:-1])  # the end token is a special one
-    assert more.token_ids[: len(expected)] == expected
-    assert (len(more.token_ids), more.finish) == (60, "length")
+    assert ended.text == " ".join(f"t{token}" for token in expected)
+    assert more.token_ids == whole
+    assert more.finish == "length"
 
 
 def test_further_stop_tokens(llm: LLM, llama: Tiny) -> None:
@@ -147,10 +151,9 @@ def test_settings_that_cannot_be(llama: Tiny, settings: dict[str, Any], message:
 def test_some_prompts_that_fail_do_not_take_the_others_along(
     llm: LLM, llama: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = executor_module.sample
+    drawn = sample
     monkeypatch.setattr(
-        executor_module,
-        "sample",
+        "engine.executor.sample",
         lambda logits, rows: [
             None if row.sequence.tokens[:2] == [9, 9] and row.position == 5 else one
             for row, one in zip(rows, drawn(logits, rows), strict=True)
