@@ -87,9 +87,10 @@ bench-peers: build  ## install NIXL and Mooncake, to be measured against
 check-model:  ## explore every state of the protocol's models with spin
 	docs/protocol/check
 
-generate: build  ## regenerate rpc/v1 from proto/
+generate: build  ## regenerate rpc/v1 from proto/, and docs/models.md
 	rm -f rpc/v1/*_pb2*.py rpc/v1/*_pb2*.pyi
 	$(GENERATE) --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=.
+	$(BIN)/python -m engine.families.table > docs/models.md
 
 build: $(INSTALLED)  ## the environment with everything installed and the native core built
 

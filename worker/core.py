@@ -27,6 +27,7 @@ from rpc.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from rpc.worker_service import NAME as WORKER_SERVICE
 from rpc.worker_service import WorkerService
 from worker.config import WorkerConfig
+from worker.transferable import require_transferable
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class WorkerCore:
         try:
             self.phase = "looking at the model"
             self._info = await asyncio.to_thread(inspect_model, Path(config.model_path))
+            require_transferable(self._info, config.engine)
             engine = self._engine = await self._load(self._info)
             self.phase = "registering pages"
             memory = engine.memory
