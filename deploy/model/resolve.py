@@ -43,12 +43,13 @@ def inspect(model: ResolvedModel) -> None:
     """Look at the folder as the engine will, before anything is started for it.
 
     Raises:
-        ModelRefused: it is incomplete, or of an unsupported architecture.
+        ModelRefused: it is incomplete, or nothing that separate workers can serve.
     """
     from engine.errors import ModelError
     from engine.model_info import inspect_model
+    from worker.transferable import require_whole_context
 
     try:
-        inspect_model(model.path)
+        require_whole_context(inspect_model(model.path))
     except ModelError as error:
         raise ModelRefused(str(error)) from error
