@@ -42,12 +42,6 @@ def llm(llama: Tiny) -> Iterator[LLM]:
         assert one.engine.stats().blocks_free == one.engine.num_blocks
 
 
-@pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer: the words t0, t1 … are the tokens."""
-    return save_tiny_model(tmp_path_factory.mktemp("words"))
-
-
 def test_greedy_answers_equal_generate_in_the_order_of_prompts(llm: LLM, llama: Tiny) -> None:
     prompts = [prompt_of(length, salt) for salt, length in enumerate((40, 1, 23, 7, 16))]
     counts = [3, 20, 9, 1, 12]  # they end in another order
