@@ -17,5 +17,5 @@ def test_every_variant_there_is_can_be_used() -> None:
 
 
 def test_an_unknown_variant_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="kernels for mmx do not run here; there are: .*baseline"):
+    with pytest.raises(ValueError, match=r"kernels for mmx do not run here; there are: .*baseline"):
         use_isa("mmx")
