@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
-from engine.attention_torch import attend, store
+from engine import attention_native, attention_torch
 from engine.errors import ModelError
 from engine.kernels.attention import PagedSequences
 from engine.layers import Attention
@@ -85,9 +85,10 @@ def paged_attention(
     window = here.layer.window if here.layer.kind == "window" else 0
     if (sliding_window or 0) != window:
         raise ModelError(f"layer {index} has a window of {sliding_window} tokens, its configuration said {window}")
-    store(here.pages, key[0].transpose(0, 1), value[0].transpose(0, 1), here.blocks, here.offsets)
+    kernels = attention_native if attention_native.serves(here.pages) else attention_torch
+    kernels.store(here.pages, key[0].transpose(0, 1), value[0].transpose(0, 1), here.blocks, here.offsets)
     paged.written(index)
-    output = attend(
+    output = kernels.attend(
         here.pages,
         query[0].transpose(0, 1),
         here.sequences,

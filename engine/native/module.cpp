@@ -14,4 +14,9 @@ void bind_isa(nanobind::module_& module) {
 
 }  // namespace kvferry::engine
 
-NB_MODULE(_native, module) { kvferry::engine::bind_isa(module); }
+NB_MODULE(_native, module) {
+  kvferry::engine::bind_isa(module);
+  kvferry::engine::bind_attention(module);
+  kvferry::engine::bind_linear(module);
+  kvferry::engine::bind_rows(module);
+}
