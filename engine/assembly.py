@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.copies import BlockCopier
 from engine.errors import ModelError
 from engine.executor import Executor
+from engine.fused import fuse
 from engine.groups import CacheGroup, cache_groups
 from engine.loading import load_model
 from engine.model_info import ModelInfo, inspect_model
@@ -67,7 +68,7 @@ def assemble(info: ModelInfo, config: EngineConfig, progress: Callable[[str], No
         for loaded in (target, drafter):
             if loaded is not None and dtype is torch.bfloat16:
                 progress("packing the weights")
-                logger.info("%d linear layers packed for oneDNN", prepack(loaded.model))
+                logger.info("%d modules fused, %d linear layers packed", fuse(loaded.model), prepack(loaded.model))
         zeroer = Zeroer(memory.pool.geometry, memory.pool.whole)
         copier = BlockCopier(memory.pool.geometry, memory.pool.whole)
         executor = Executor(target.model, memory.pool, target.groups, zeroer, copier)

@@ -17,6 +17,8 @@ from collections.abc import Sequence as Many
 import msgspec
 import torch
 
+from engine import _native
+
 from connector.pages import Group, PoolGeometry
 from engine.admission import check_request
 from engine.assembly import assemble
@@ -84,6 +86,7 @@ class Engine:
         for concern in concerns(config.compute_threads, len(os.sched_getaffinity(0)), os.environ):
             logger.warning("%s", concern)
         torch.set_num_threads(config.compute_threads)
+        _native.use_threads(min(config.compute_threads, len(os.sched_getaffinity(0))))
         parts = assemble(info, config, progress)
         self._pool = parts.memory.pool
         self._blocks = parts.memory.blocks

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
+from engine import _native
 from engine.draws import uniforms
 from engine.penalties import apply_penalties
 from engine.request import SamplingParams
@@ -43,13 +44,13 @@ def sample(logits: torch.Tensor, rows: Many[Row]) -> list[Drawn | None]:
     """
     if not rows:
         return []
-    normalizer = torch.logsumexp(logits, dim=-1)
+    likeliest, normalizer = _summarize(logits)
     usable = torch.isfinite(normalizer)
     if not usable.all():
         logits = torch.where(usable[:, None], logits, 0.0)
     changed = apply_penalties(logits, rows)
     params = [row.sequence.request.sampling for row in rows]
-    drawn = changed.argmax(dim=-1)
+    drawn = likeliest if changed is logits else changed.argmax(dim=-1)
     random = [row for row, sampling in enumerate(params) if sampling.temperature > 0]
     if random:
         numbers = uniforms(
@@ -63,6 +64,23 @@ def sample(logits: torch.Tensor, rows: Many[Row]) -> list[Drawn | None]:
     logprobs = logits.gather(1, drawn[:, None])[:, 0] - normalizer
     results = zip(drawn.tolist(), logprobs.tolist(), usable.tolist(), strict=True)
     return [Drawn(token, logprob) if good else None for token, logprob, good in results]
+
+
+def _summarize(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first of the likeliest tokens of each row, and the logarithm of the sum of exponentials."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1), torch.logsumexp(logits, dim=-1)
+    rows, width = logits.shape
+    logits = logits.contiguous()
+    likeliest, normalizer = torch.empty(rows, dtype=torch.long), torch.empty(rows)
+    _native.summarize(
+        logits=logits.data_ptr(),
+        rows=rows,
+        width=width,
+        largest=likeliest.data_ptr(),
+        normalizer=normalizer.data_ptr(),
+    )
+    return likeliest, normalizer
 
 
 def _draw(scaled: torch.Tensor, params: Many[SamplingParams], numbers: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "halves.hpp"
 #include "threads.hpp"
 #include "tiles.hpp"
 
@@ -16,8 +17,6 @@ namespace {
 constexpr std::int64_t kKeys = 32;         // of a portion
 constexpr std::int64_t kRowsPerTile = 96;  // queries times heads, about
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-
-typedef std::int32_t Fours __attribute__((vector_size(16)));
 
 struct Tile {
   std::int64_t sequence, kv_head, first_row, num_queries, first_position;
@@ -38,22 +37,22 @@ std::int64_t oldest(const Attention& a, std::int64_t first_key, std::int64_t pos
 }
 
 // Four rows of four elements become four columns.
-inline void transpose(Fours (&rows)[4]) {
-  const Fours a = __builtin_shuffle(rows[0], rows[1], Fours{0, 4, 1, 5});
-  const Fours b = __builtin_shuffle(rows[0], rows[1], Fours{2, 6, 3, 7});
-  const Fours c = __builtin_shuffle(rows[2], rows[3], Fours{0, 4, 1, 5});
-  const Fours d = __builtin_shuffle(rows[2], rows[3], Fours{2, 6, 3, 7});
-  rows[0] = __builtin_shuffle(a, c, Fours{0, 1, 4, 5});
-  rows[1] = __builtin_shuffle(a, c, Fours{2, 3, 6, 7});
-  rows[2] = __builtin_shuffle(b, d, Fours{0, 1, 4, 5});
-  rows[3] = __builtin_shuffle(b, d, Fours{2, 3, 6, 7});
+inline void transpose(FourInts (&rows)[4]) {
+  const FourInts a = __builtin_shuffle(rows[0], rows[1], FourInts{0, 4, 1, 5});
+  const FourInts b = __builtin_shuffle(rows[0], rows[1], FourInts{2, 6, 3, 7});
+  const FourInts c = __builtin_shuffle(rows[2], rows[3], FourInts{0, 4, 1, 5});
+  const FourInts d = __builtin_shuffle(rows[2], rows[3], FourInts{2, 6, 3, 7});
+  rows[0] = __builtin_shuffle(a, c, FourInts{0, 1, 4, 5});
+  rows[1] = __builtin_shuffle(a, c, FourInts{2, 3, 6, 7});
+  rows[2] = __builtin_shuffle(b, d, FourInts{0, 1, 4, 5});
+  rows[3] = __builtin_shuffle(b, d, FourInts{2, 3, 6, 7});
 }
 
 // A column of a panel: one element, or two of bfloat16, of four rows.
-inline void put(Fours column, const float*, float* panel) { std::memcpy(panel, &column, sizeof column); }
+inline void put(FourInts column, const float*, float* panel) { std::memcpy(panel, &column, sizeof column); }
 
-inline void put(Fours column, const Bfloat16*, float* panel) {
-  const Fours even = column << 16, odd = column & static_cast<std::int32_t>(0xffff0000);
+inline void put(FourInts column, const Bfloat16*, float* panel) {
+  const FourInts even = column << 16, odd = column & static_cast<std::int32_t>(0xffff0000);
   std::memcpy(panel, &even, sizeof even);
   std::memcpy(panel + kTile, &odd, sizeof odd);
 }
@@ -66,7 +65,7 @@ void to_panel(const T* const* rows, std::int64_t count, std::int64_t depth, floa
   std::int64_t row = 0;
   for (; row + 4 <= count; row += 4) {
     for (std::int64_t k = 0; k < whole; k += kStep) {
-      Fours fours[4];
+      FourInts fours[4];
       for (int r = 0; r < 4; ++r) std::memcpy(&fours[r], rows[row + r] + k, sizeof fours[r]);
       transpose(fours);
       for (int column = 0; column < 4; ++column) {
@@ -82,34 +81,86 @@ void to_panel(const T* const* rows, std::int64_t count, std::int64_t depth, floa
   }
 }
 
-// Where the token at a position lies.
+// Where `count` tokens lie, from position `begin` on, and has the cache fetch them: blocks are anywhere, which nothing
+// foresees.
 template <typename T>
-const T* token_at(const Attention& a, const Tile& tile, std::int64_t position) {
+void locate(const Attention& a, const Tile& tile, std::int64_t begin, std::int64_t count, const T** tokens) {
   const Sequences& sequences = a.sequences;
-  const std::int64_t index = position - sequences.first_keys[tile.sequence];
-  const std::int32_t block = sequences.tables[tile.sequence * sequences.table_width + index / sequences.block_size];
-  return static_cast<const T*>(a.pages.data) + block * a.pages.block_stride + tile.kv_head * a.pages.head_stride +
-         index % sequences.block_size * a.pages.token_stride;
+  const std::int32_t* table = sequences.tables + tile.sequence * sequences.table_width;
+  const std::int64_t index = begin - sequences.first_keys[tile.sequence];
+  const std::int64_t bytes = (a.pages.value_start ? a.pages.key_dim + a.pages.value_dim : a.pages.key_dim) * sizeof(T);
+  std::int64_t block = index / sequences.block_size, offset = index % sequences.block_size;
+  for (std::int64_t key = 0; key < count; ++key) {
+    tokens[key] = static_cast<const T*>(a.pages.data) + table[block] * a.pages.block_stride +
+                  tile.kv_head * a.pages.head_stride + offset * a.pages.token_stride;
+    const char* content = reinterpret_cast<const char*>(tokens[key]);
+    for (std::int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(content + line);
+    if (++offset == sequences.block_size) {
+      offset = 0;
+      ++block;
+    }
+  }
 }
 
-// Has the cache fetch the next portion while this one is computed: it lies in other blocks, which nothing foresees.
-template <typename T>
-void fetch(const Attention& a, const Tile& tile, std::int64_t begin, std::int64_t count) {
-  const std::int64_t bytes = (a.pages.value_start ? a.pages.key_dim + a.pages.value_dim : a.pages.key_dim) * sizeof(T);
+// With few rows, making panels would cost more than the products: rows of pages are multiplied where they lie.
+constexpr std::int64_t kFewRows = 8;
+constexpr int kTogether = kLanes == 4 ? 1 : 3;  // rows whose sums fit into the registers
+
+bool straight(const Attention& a, std::int64_t rows) {
+  return rows <= kFewRows && a.pages.key_dim % kBoth == 0 && a.pages.value_dim % (2 * kBoth) == 0;
+}
+
+template <int Rows, typename T>
+void score_rows(const float* query, std::int64_t depth, const T* const* tokens, std::int64_t count, float* scores) {
   for (std::int64_t key = 0; key < count; ++key) {
-    const char* token = reinterpret_cast<const char*>(token_at<T>(a, tile, begin + key));
-    for (std::int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(token + line);
+    Both sums[Rows];
+    for (int r = 0; r < Rows; ++r) sums[r] = {Floats{}, Floats{}};
+    for (std::int64_t k = 0; k < depth; k += kBoth) {
+      const Both content = load_both(tokens[key] + k);
+      for (int r = 0; r < Rows; ++r) {
+        const Both factor = load_both(query + r * depth + k);
+        sums[r].first += factor.first * content.first;
+        sums[r].second += factor.second * content.second;
+      }
+    }
+    for (int r = 0; r < Rows; ++r) scores[r * kKeys + key] = sum(sums[r].first + sums[r].second);
+  }
+}
+
+template <int Rows, typename T>
+void accumulate_rows(const float* weights, const T* const* values, std::int64_t count, std::int64_t width,
+                     const float* shrunk, float* output) {
+  for (std::int64_t column = 0; column < width; column += 2 * kBoth) {
+    Both sums[Rows][2];
+    for (int r = 0; r < Rows; ++r) {
+      const Floats factor = broadcast(shrunk[r]);
+      for (int half = 0; half < 2; ++half) {
+        const Both old = load_both(output + r * width + column + half * kBoth);
+        sums[r][half] = {old.first * factor, old.second * factor};
+      }
+    }
+    for (std::int64_t key = 0; key < count; ++key) {
+      for (int half = 0; half < 2; ++half) {
+        const Both content = load_both(values[key] + column + half * kBoth);
+        for (int r = 0; r < Rows; ++r) {
+          const Floats weight = broadcast(weights[r * kKeys + key]);
+          sums[r][half].first += weight * content.first;
+          sums[r][half].second += weight * content.second;
+        }
+      }
+    }
+    for (int r = 0; r < Rows; ++r) {
+      for (int half = 0; half < 2; ++half) store_both(sums[r][half], output + r * width + column + half * kBoth);
+    }
   }
 }
 
 // Keys from position `begin` on, as panels [kKeys / 16][key_dim][16], and their values, [kKeys][value_dim rounded up].
 // What is never written is 0 here: stale bits may be NaN, and `0 * NaN` is NaN.
 template <typename T>
-void gather(const Attention& a, const Tile& tile, std::int64_t begin, std::int64_t count, Scratch& scratch) {
+void gather(const Attention& a, const T* const* tokens, std::int64_t count, Scratch& scratch) {
   const Pages& pages = a.pages;
   const std::int64_t width = up(pages.value_dim), depth = pages.key_dim;
-  const T* tokens[kKeys];
-  for (std::int64_t key = 0; key < count; ++key) tokens[key] = token_at<T>(a, tile, begin + key);
   for (std::int64_t first = 0; first < count; first += kTile) {
     float* panel = scratch.keys.data() + first * depth;
     const std::int64_t here = std::min<std::int64_t>(kTile, count - first);
@@ -202,6 +253,7 @@ void attend_tile(const Attention& a, const Tile& tile) {
   static thread_local Scratch scratch;
   const std::int64_t depth = a.pages.key_dim, width = up(a.pages.value_dim);
   const std::int64_t rows = tile.num_queries * a.heads_per_kv, heads = a.kv_heads * a.heads_per_kv;
+  const bool few = straight(a, rows);
   scratch.query.resize(rows * depth);
   scratch.keys.resize(kKeys * depth);
   scratch.values.resize(kKeys * width);
@@ -215,7 +267,11 @@ void attend_tile(const Attention& a, const Tile& tile) {
     const T* from = static_cast<const T*>(a.query) + (tile.first_row + row / a.heads_per_kv) * a.query_token_stride +
                     head * a.query_head_stride;
     float* to = scratch.query.data() + row * depth;
-    to_floats(from, depth, to);
+    if (few) {
+      for (std::int64_t k = 0; k < depth; k += kBoth) store_both(load_both(from + k), to + k);
+    } else {
+      to_floats(from, depth, to);
+    }
     for (std::int64_t k = 0; k < depth; ++k) to[k] *= a.scaling;
     if (a.sinks) {
       scratch.maximum[row] = a.sinks[head];
@@ -224,20 +280,44 @@ void attend_tile(const Attention& a, const Tile& tile) {
   }
   const std::int64_t end = tile.first_position + tile.num_queries;
   std::int64_t begin = oldest(a, a.sequences.first_keys[tile.sequence], tile.first_position);
+  const T* tokens[kKeys];
+  const T* next_tokens[kKeys];
+  locate(a, tile, begin, std::min(kKeys, end - begin), next_tokens);
   for (; begin < end; begin += kKeys) {
     const std::int64_t count = std::min(kKeys, end - begin);
-    gather<T>(a, tile, begin, count, scratch);
-    fetch<T>(a, tile, begin + count, std::min(kKeys, end - begin - count));
-    score(a, tile, count, scratch);
+    std::copy_n(next_tokens, count, tokens);
+    locate(a, tile, begin + count, std::min(kKeys, end - begin - count), next_tokens);
+    if (few) {
+      by_rows<kTogether>(rows, [&](auto number, std::int64_t row) {
+        score_rows<decltype(number)::value>(scratch.query.data() + row * depth, depth, tokens, count,
+                                            scratch.scores.data() + row * kKeys);
+      });
+    } else {
+      gather<T>(a, tokens, count, scratch);
+      score(a, tile, count, scratch);
+    }
     for (std::int64_t row = 0; row < rows; ++row) scratch.shrunk[row] = soften(a, tile, row, begin, count, scratch);
-    accumulate(a, tile, count, scratch.shrunk.data(), scratch);
+    if (few) {
+      for (std::int64_t key = 0; key < count; ++key) tokens[key] += a.pages.value_start;
+      by_rows<kTogether>(rows, [&](auto number, std::int64_t row) {
+        accumulate_rows<decltype(number)::value>(scratch.scores.data() + row * kKeys, tokens, count, width,
+                                                 scratch.shrunk.data() + row, scratch.output.data() + row * width);
+      });
+    } else {
+      accumulate(a, tile, count, scratch.shrunk.data(), scratch);
+    }
   }
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t head = tile.kv_head * a.heads_per_kv + row % a.heads_per_kv;
     float* values = scratch.output.data() + row * width;
     for (std::int64_t column = 0; column < a.pages.value_dim; ++column) values[column] /= scratch.sum[row];
     const std::int64_t token = tile.first_row + row / a.heads_per_kv;
-    from_floats(values, a.pages.value_dim, static_cast<T*>(a.output) + (token * heads + head) * a.pages.value_dim);
+    T* to = static_cast<T*>(a.output) + (token * heads + head) * a.pages.value_dim;
+    if (few) {
+      for (std::int64_t k = 0; k < a.pages.value_dim; k += kBoth) store_both(load_both(values + k), to + k);
+    } else {
+      from_floats(values, a.pages.value_dim, to);
+    }
   }
 }
 
