@@ -109,5 +109,20 @@ def normalize(
 def gate(*, gate: int, gate_stride: int, up: int, up_stride: int, rows: int, width: int, output: int) -> None:
     """silu(gate) * up, of bfloat16 rows."""
 
-def summarize(*, logits: int, rows: int, width: int, largest: int, normalizer: int) -> None:
-    """Of each row of float logits the place of the largest (int64) and the logarithm of the sum of exponentials."""
+def draw(
+    *,
+    logits: int,
+    changed: int,
+    rows: int,
+    width: int,
+    temperatures: int,
+    numbers: int,
+    tokens: int,
+    normalizers: int,
+) -> None:
+    """One token (int64) for each row of `changed` (float), which are `logits` after penalties, or the same memory.
+
+    At a temperature (float) of 0 the first of the largest, else the inverse of the cumulative distribution at
+    `numbers` (double). `normalizers` (float) are the logarithms of the sums of exp(logits): not finite where nothing
+    can be drawn.
+    """

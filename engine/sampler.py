@@ -44,52 +44,51 @@ def sample(logits: torch.Tensor, rows: Many[Row]) -> list[Drawn | None]:
     """
     if not rows:
         return []
-    likeliest, normalizer = _summarize(logits)
-    usable = torch.isfinite(normalizer)
-    if not usable.all():
-        logits = torch.where(usable[:, None], logits, 0.0)
     changed = apply_penalties(logits, rows)
     params = [row.sequence.request.sampling for row in rows]
-    drawn = likeliest if changed is logits else changed.argmax(dim=-1)
-    random = [row for row, sampling in enumerate(params) if sampling.temperature > 0]
-    if random:
-        numbers = uniforms(
-            np.array([params[row].seed for row in random], dtype=np.uint64),
-            np.array([rows[row].position for row in random], dtype=np.uint64),
+    numbers = torch.from_numpy(
+        uniforms(
+            np.array([one.seed for one in params], dtype=np.uint64),
+            np.array([row.position for row in rows], dtype=np.uint64),
         )
-        temperature = torch.tensor([params[row].temperature for row in random], dtype=torch.float32).clamp(min=COLDEST)[
-            :, None
-        ]
-        drawn[random] = _draw(changed[random] / temperature, [params[row] for row in random], torch.from_numpy(numbers))
+    )
+    temperature = torch.tensor([max(one.temperature, COLDEST) if one.temperature > 0 else 0.0 for one in params])
+    drawn, normalizer = _draw_plain(logits, changed, temperature, numbers)
+    usable = torch.isfinite(normalizer)
+    filtered = [index for index, one in enumerate(params) if one.temperature > 0 and _filters(one) and usable[index]]
+    if filtered:
+        scaled = changed[filtered] / temperature[filtered][:, None]
+        drawn[filtered] = _draw_from_likeliest(scaled, [params[index] for index in filtered], numbers[filtered])
     logprobs = logits.gather(1, drawn[:, None])[:, 0] - normalizer
     results = zip(drawn.tolist(), logprobs.tolist(), usable.tolist(), strict=True)
     return [Drawn(token, logprob) if good else None for token, logprob, good in results]
 
 
-def _summarize(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first of the likeliest tokens of each row, and the logarithm of the sum of exponentials."""
-    if logits.device.type != "cpu":
-        return logits.argmax(dim=-1), torch.logsumexp(logits, dim=-1)
+def _draw_plain(
+    logits: torch.Tensor, changed: torch.Tensor, temperature: torch.Tensor, numbers: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token of each row without filters, and the logarithm of its sum of exponentials before penalties."""
     rows, width = logits.shape
+    same = changed is logits
     logits = logits.contiguous()
-    likeliest, normalizer = torch.empty(rows, dtype=torch.long), torch.empty(rows)
-    _native.summarize(
+    changed = logits if same else changed.contiguous()
+    drawn, normalizer = torch.empty(rows, dtype=torch.long), torch.empty(rows)
+    _native.draw(
         logits=logits.data_ptr(),
+        changed=changed.data_ptr(),
         rows=rows,
         width=width,
-        largest=likeliest.data_ptr(),
-        normalizer=normalizer.data_ptr(),
+        temperatures=temperature.data_ptr(),
+        numbers=numbers.data_ptr(),
+        tokens=drawn.data_ptr(),
+        normalizers=normalizer.data_ptr(),
     )
-    return likeliest, normalizer
+    return drawn, normalizer
 
 
-def _draw(scaled: torch.Tensor, params: Many[SamplingParams], numbers: torch.Tensor) -> torch.Tensor:
+def _draw_from_likeliest(scaled: torch.Tensor, params: Many[SamplingParams], numbers: torch.Tensor) -> torch.Tensor:
     tokens = torch.empty(len(params), dtype=torch.long)
-    plain = [row for row, one in enumerate(params) if not _filters(one)]
-    if plain:
-        probabilities = torch.softmax(scaled[plain], dim=-1)
-        tokens[plain] = _invert(probabilities, numbers[plain])
-    rest = [row for row, one in enumerate(params) if _filters(one)]
+    rest = list(range(len(params)))
     for width in (*WIDTHS, scaled.shape[-1]):
         if not rest:
             break

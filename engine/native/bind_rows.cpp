@@ -44,32 +44,21 @@ void bind_rows(nb::module_& module) {
       nb::kw_only(), nb::arg("gate"), nb::arg("gate_stride"), nb::arg("up"), nb::arg("up_stride"), nb::arg("rows"),
       nb::arg("width"), nb::arg("output"), nb::call_guard<nb::gil_scoped_release>());
   module.def(
-      "rotate",
-      [](Address x, std::int64_t tokens, std::int64_t heads, std::int64_t width, std::int64_t token_stride,
-         std::int64_t head_stride, Address cosine, Address sine, Address output) {
-        const Rotary rotary{reinterpret_cast<Numbers*>(x),
-                            reinterpret_cast<Numbers*>(cosine),
-                            reinterpret_cast<Numbers*>(sine),
-                            reinterpret_cast<std::uint16_t*>(output),
-                            tokens,
-                            heads,
-                            width,
-                            token_stride,
-                            head_stride};
-        KVFERRY_DISPATCH(rotate, rotary);
+      "draw",
+      [](Address logits, Address changed, std::int64_t rows, std::int64_t width, Address temperatures, Address numbers,
+         Address tokens, Address normalizers) {
+        const Draw draw{reinterpret_cast<const float*>(logits),
+                        reinterpret_cast<const float*>(changed),
+                        rows,
+                        width,
+                        reinterpret_cast<const float*>(temperatures),
+                        reinterpret_cast<const double*>(numbers),
+                        reinterpret_cast<std::int64_t*>(tokens),
+                        reinterpret_cast<float*>(normalizers)};
+        KVFERRY_DISPATCH(draw, draw);
       },
-      nb::kw_only(), nb::arg("x"), nb::arg("tokens"), nb::arg("heads"), nb::arg("width"), nb::arg("token_stride"),
-      nb::arg("head_stride"), nb::arg("cosine"), nb::arg("sine"), nb::arg("output"),
-      nb::call_guard<nb::gil_scoped_release>());
-  module.def(
-      "summarize",
-      [](Address logits, std::int64_t rows, std::int64_t width, Address largest, Address normalizer) {
-        const Summary summary{reinterpret_cast<const float*>(logits), rows, width,
-                              reinterpret_cast<std::int64_t*>(largest), reinterpret_cast<float*>(normalizer)};
-        KVFERRY_DISPATCH(summarize, summary);
-      },
-      nb::kw_only(), nb::arg("logits"), nb::arg("rows"), nb::arg("width"), nb::arg("largest"), nb::arg("normalizer"),
-      nb::call_guard<nb::gil_scoped_release>());
+      nb::kw_only(), nb::arg("logits"), nb::arg("changed"), nb::arg("rows"), nb::arg("width"), nb::arg("temperatures"),
+      nb::arg("numbers"), nb::arg("tokens"), nb::arg("normalizers"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace kvferry::engine

@@ -24,22 +24,19 @@ struct Gate {
   std::int64_t rows, gate_stride, up_stride, width;
 };
 
-// x * cos + rotate_half(x) * sin of each head; cos and sin are [tokens, width].
-struct Rotary {
-  const std::uint16_t *x, *cosine, *sine;
-  std::uint16_t* output;  // [tokens, heads, width]
-  std::int64_t tokens, heads, width, token_stride, head_stride;
-};
-
-// Of each row of `logits` [rows, width]: the place of the largest, the first of equals, and log(sum(exp(.))).
-struct Summary {
-  const float* logits;
+// One token for each row of `changed` [rows, width], which are `logits` after penalties, or the same: at temperature 0
+// the first of the largest, else the first at which the cumulative weight exp(changed / temperature) exceeds `numbers`
+// of the total. `normalizers` are log(sum(exp(logits))): NaN or infinite where the row has NaN, +infinity or nothing
+// finite, and the token means nothing then.
+struct Draw {
+  const float *logits, *changed;
   std::int64_t rows, width;
-  std::int64_t* largest;
-  float* normalizer;
+  const float* temperatures;
+  const double* numbers;
+  std::int64_t* tokens;
+  float* normalizers;
 };
 
-KVFERRY_DECLARE(void normalize(const Norm& norm); void gate(const Gate& gate); void rotate(const Rotary& rotary);
-                void summarize(const Summary& summary))
+KVFERRY_DECLARE(void normalize(const Norm& norm); void gate(const Gate& gate); void draw(const Draw& draw))
 
 }  // namespace kvferry::engine

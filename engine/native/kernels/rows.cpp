@@ -1,5 +1,6 @@
 #include "rows.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -54,39 +55,91 @@ void gate(const Gate& gate) {
   }
 }
 
-void rotate(const Rotary& rotary) {
-  const std::int64_t half = rotary.width / 2;
-  for (std::int64_t token = 0; token < rotary.tokens; ++token) {
-    const std::uint16_t* __restrict cosine = rotary.cosine + token * rotary.width;
-    const std::uint16_t* __restrict sine = rotary.sine + token * rotary.width;
-    for (std::int64_t head = 0; head < rotary.heads; ++head) {
-      const std::uint16_t* __restrict x = rotary.x + token * rotary.token_stride + head * rotary.head_stride;
-      std::uint16_t* __restrict to = rotary.output + (token * rotary.heads + head) * rotary.width;
-      for (std::int64_t k = 0; k < half; ++k) {
-        const float low = to_float(x[k]), high = to_float(x[k + half]);
-        to[k] = to_bfloat16(to_float(to_bfloat16(low * to_float(cosine[k]))) -
-                            to_float(to_bfloat16(high * to_float(sine[k]))));
-        to[k + half] = to_bfloat16(to_float(to_bfloat16(high * to_float(cosine[k + half]))) +
-                                   to_float(to_bfloat16(low * to_float(sine[k + half]))));
-      }
-    }
-  }
-}
+namespace {
 
-void summarize(const Summary& summary) {
-  parallel(summary.rows, [&](std::int64_t index) {
-    const float* logits = summary.logits + index * summary.width;
+// A row is looked at in parts, whose weights are kept: a token is sought in one part only.
+constexpr std::int64_t kPart = 256;
+
+struct Largest {
+  float value;
+  std::int64_t place;
+};
+
+Largest largest_of(const float* logits, std::int64_t width) {
+  Largest largest{-std::numeric_limits<float>::infinity(), 0};
+  for (std::int64_t begin = 0; begin < width; begin += kPart) {
+    const std::int64_t end = std::min(width, begin + kPart);
     float highest = -std::numeric_limits<float>::infinity();
     // A NaN compares as nothing; the sum finds it.
 #pragma omp simd reduction(max : highest)
-    for (std::int64_t k = 0; k < summary.width; ++k) highest = logits[k] > highest ? logits[k] : highest;
-    float total = 0.0f;
-#pragma omp simd reduction(+ : total)
-    for (std::int64_t k = 0; k < summary.width; ++k) total += exponential(logits[k] - highest);
-    std::int64_t place = 0;
-    while (place < summary.width - 1 && logits[place] != highest) ++place;
-    summary.largest[index] = place;
-    summary.normalizer[index] = highest + std::log(total);
+    for (std::int64_t k = begin; k < end; ++k) highest = logits[k] > highest ? logits[k] : highest;
+    if (highest > largest.value) {
+      largest.value = highest;
+      for (largest.place = begin; logits[largest.place] != highest;) ++largest.place;
+    }
+  }
+  return largest;
+}
+
+// The weight exp((logit - highest) * scale) of each part, and their sum.
+double weights_of(const float* logits, std::int64_t width, float highest, float scale, float* parts) {
+  double total = 0.0;
+  for (std::int64_t begin = 0; begin < width; begin += kPart) {
+    const std::int64_t end = std::min(width, begin + kPart);
+    float part = 0.0f;
+#pragma omp simd reduction(+ : part)
+    for (std::int64_t k = begin; k < end; ++k) part += exponential((logits[k] - highest) * scale);
+    parts[begin / kPart] = part;
+    total += part;
+  }
+  return total;
+}
+
+// The first place at which the cumulative weight exceeds `wanted`; rounding can keep it from that, then the last place
+// that has any weight.
+std::int64_t place_of(const float* logits, std::int64_t width, float highest, float scale, const float* parts,
+                      double wanted) {
+  const std::int64_t count = (width + kPart - 1) / kPart;
+  double before = 0.0;
+  std::int64_t part = 0, last = 0;
+  for (; part < count; ++part) {
+    if (parts[part] > 0.0f) last = part;
+    if (before + parts[part] > wanted) break;
+    before += parts[part];
+  }
+  if (part == count) {
+    part = last;
+    wanted = std::numeric_limits<double>::infinity();
+  }
+  std::int64_t found = part * kPart;
+  for (std::int64_t k = part * kPart; k < std::min(width, (part + 1) * kPart); ++k) {
+    const float weight = exponential((logits[k] - highest) * scale);
+    if (weight > 0.0f) found = k;
+    before += weight;
+    if (before > wanted) break;
+  }
+  return found;
+}
+
+}  // namespace
+
+void draw(const Draw& draw) {
+  parallel(draw.rows, [&](std::int64_t row) {
+    const float* logits = draw.logits + row * draw.width;
+    const float* changed = draw.changed + row * draw.width;
+    float* parts = room((draw.width + kPart - 1) / kPart);
+    Largest largest = largest_of(logits, draw.width);
+    double total = weights_of(logits, draw.width, largest.value, 1.0f, parts);
+    draw.normalizers[row] = largest.value + static_cast<float>(std::log(total));
+    const float temperature = draw.temperatures[row];
+    if (changed != logits) largest = largest_of(changed, draw.width);
+    draw.tokens[row] = largest.place;
+    if (temperature <= 0.0f) return;
+    const float scale = 1.0f / temperature;
+    if (changed != logits || scale != 1.0f) {
+      total = weights_of(changed, draw.width, largest.value, scale, parts);
+    }
+    draw.tokens[row] = place_of(changed, draw.width, largest.value, scale, parts, draw.numbers[row] * total);
   });
 }
 
