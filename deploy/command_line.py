@@ -7,6 +7,7 @@ import asyncio
 import importlib.metadata
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from deploy import paths
@@ -103,6 +104,16 @@ def parser() -> argparse.ArgumentParser:
     transfer.add_argument("--plot", type=Path, metavar="FILE", help="draw them, as .png or .svg")
     transfer.add_argument("--seed", type=int, default=0, metavar="S", help="of the order and the pages drawn")
     transfer.set_defaults(run=_bench_transfer)
+    engine = bench.add_parser("engine", help="a step of the engine, next to what the machine allows")
+    engine.add_argument("--model", metavar="PATH|NAME", default=DEFAULT_MODEL, help="a folder or a known name")
+    engine.add_argument("--context", type=int, default=512, metavar="N", help="tokens of each sequence")
+    engine.add_argument("--chunk", type=int, default=512, metavar="N", help="tokens of a step of prefill")
+    engine.add_argument("--rounds", type=int, metavar="N", help="how often everything is measured in turn")
+    engine.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads")
+    engine.add_argument("--quick", action="store_true", help="one round, small batches: does it run at all?")
+    engine.add_argument("--json", type=Path, metavar="FILE", help="write all results to a file")
+    engine.add_argument("--seed", type=int, default=0, metavar="S", help="of the tokens")
+    engine.set_defaults(run=_bench_engine)
     return root
 
 
@@ -174,7 +185,6 @@ def _model_fetch(options: argparse.Namespace, _arguments: list[str]) -> int:
 
 
 def _bench_transfer(options: argparse.Namespace, _arguments: list[str]) -> int:
-    from bench.errors import BadRequest, BenchError
     from bench.transfer.run import Options, run_transfer
 
     asked = Options(
@@ -186,8 +196,40 @@ def _bench_transfer(options: argparse.Namespace, _arguments: list[str]) -> int:
         plot=options.plot,
         seed=options.seed,
     )
+    return _measure(lambda: run_transfer(asked))
+
+
+def _bench_engine(options: argparse.Namespace, _arguments: list[str]) -> int:
+    from bench.engine.run import Options, run_engine
+    from deploy.model.resolve import resolve_model
+    from deploy.model.store import ModelStore
+
+    terminal = Terminal(sys.stdout, sys.stderr)
+    store = ModelStore(paths.models_dir())
     try:
-        run_transfer(asked)
+        model = asyncio.run(
+            resolve_model(options.model, "", store, lambda phase: terminal.report(Progress("model", phase)))
+        )
+    finally:
+        terminal.finish()
+    asked = Options(
+        model=model.path,
+        context=options.context,
+        chunk=options.chunk,
+        rounds=options.rounds,
+        quick=options.quick,
+        threads=options.threads,
+        json=options.json,
+        seed=options.seed,
+    )
+    return _measure(lambda: run_engine(asked))
+
+
+def _measure(run: Callable[[], object]) -> int:
+    from bench.errors import BadRequest, BenchError
+
+    try:
+        run()
     except BadRequest as error:
         raise Refused(str(error)) from error
     except BenchError as error:

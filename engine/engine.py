@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from typing import Any
 
 import msgspec
 import torch
 
-from engine import _native
-
 from connector.pages import Group, PoolGeometry
+from engine import _native
 from engine.admission import check_request
 from engine.assembly import assemble
 from engine.blocks import BlockTable, HashChain, root_hash
@@ -113,6 +113,11 @@ class Engine:
         self._prompt_tokens_computed = 0
         self._steps = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def model(self) -> Any:
+        """The loaded model, for whoever measures what it is made of."""
+        return self._executor.model
 
     @property
     def groups(self) -> tuple[Group, ...]:

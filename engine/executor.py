@@ -48,7 +48,7 @@ class Executor:
     def __init__(
         self, model: Any, pool: PagePool, groups: list[CacheGroup], zeroer: Zeroer, copier: BlockCopier
     ) -> None:
-        self._model = model
+        self.model = model
         self._pool = pool
         self._groups = groups
         self._zeroer = zeroer
@@ -65,7 +65,7 @@ class Executor:
         before = barriers.before_layer if step.work.loads else None
         batch, rows = build_batch(self._pool, self._groups, step.scheduled, before)
         built = time.perf_counter()
-        logits = forward(self._model, batch)
+        logits = forward(self.model, batch)
         barriers.finish()
         computed = time.perf_counter()
         drawn = sample(logits, rows)

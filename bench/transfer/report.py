@@ -13,10 +13,10 @@ import msgspec
 from rich.table import Table
 
 from bench.machine import Machine
+from bench.statistics import geometric_mean, paired_ratio, spread
 from bench.transfer.grid import in_units
 from bench.transfer.measure import OPS, Measured
 from bench.transfer.pairs import Sample
-from bench.transfer.statistics import geometric_mean, paired_ratio, spread
 from connector.transport.base import Op
 
 

@@ -45,32 +45,33 @@ inline void multiply(const float* x, std::int64_t x_stride, std::int64_t depth, 
   }
 }
 
-// The same for `depth` pairs. With few rows the two halves of a pair are summed apart, for one sum would wait for
-// itself.
+// How many panels are multiplied at once: with few rows memory is what a product waits for, and it answers faster to
+// several questions at a time. All their sums have to fit into the registers.
 template <int Rows>
-inline void multiply(const float* x, std::int64_t x_stride, std::int64_t depth, PairPanel panel, Sums<Rows>& sums) {
-  constexpr bool kApart = 2 * Rows <= kRows;
-  Sums<kApart ? Rows : 1> odd_sums{};
+constexpr int kPanels = 4 * Rows <= kRows   ? 4
+                        : 2 * Rows <= kRows ? 2
+                                            : 1;
+
+// The same for `depth` pairs and panels that lie one after the other.
+template <int Rows, int Panels>
+inline void multiply(const float* x, std::int64_t x_stride, std::int64_t depth, PairPanel panel,
+                     Sums<Rows> (&sums)[Panels]) {
   for (std::int64_t k = 0; k < depth; ++k) {
-    Floats even[kVectors], odd[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      Ints pairs;
-      std::memcpy(&pairs, panel.values + (k * kTile + v * kLanes) * 2, sizeof pairs);
-      even[v] = reinterpret_cast<Floats>(pairs << 16);
-      odd[v] = reinterpret_cast<Floats>(pairs & static_cast<std::int32_t>(0xffff0000));
-    }
-    for (int r = 0; r < Rows; ++r) {
-      const Floats first = broadcast(x[r * x_stride + 2 * k]), second = broadcast(x[r * x_stride + 2 * k + 1]);
+    for (int p = 0; p < Panels; ++p) {
+      Floats even[kVectors], odd[kVectors];
       for (int v = 0; v < kVectors; ++v) {
-        sums.values[r][v] += first * even[v];
-        Floats& other = kApart ? odd_sums.values[kApart ? r : 0][v] : sums.values[r][v];
-        other += second * odd[v];
+        Ints pairs;
+        std::memcpy(&pairs, panel.values + ((p * depth + k) * kTile + v * kLanes) * 2, sizeof pairs);
+        even[v] = reinterpret_cast<Floats>(pairs << 16);
+        odd[v] = reinterpret_cast<Floats>(pairs & static_cast<std::int32_t>(0xffff0000));
       }
-    }
-  }
-  if constexpr (kApart) {
-    for (int r = 0; r < Rows; ++r) {
-      for (int v = 0; v < kVectors; ++v) sums.values[r][v] += odd_sums.values[r][v];
+      for (int r = 0; r < Rows; ++r) {
+        const Floats first = broadcast(x[r * x_stride + 2 * k]), second = broadcast(x[r * x_stride + 2 * k + 1]);
+        for (int v = 0; v < kVectors; ++v) {
+          sums[p].values[r][v] += first * even[v];
+          sums[p].values[r][v] += second * odd[v];
+        }
+      }
     }
   }
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.transfer.statistics import geometric_mean, paired_ratio, spread
+from bench.statistics import geometric_mean, paired_ratio, spread
 
 
 def test_a_spread_is_interpolated_quantiles() -> None:

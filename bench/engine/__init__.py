@@ -1,0 +1,1 @@
+"""`kvferry bench engine`: what a step of the engine takes, and what the machine would allow."""
