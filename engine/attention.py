@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 from engine import attention_native, attention_torch
 from engine.errors import ModelError
 from engine.kernels.attention import PagedSequences
+from engine.latent import LatentProjection
 from engine.layers import Attention
 
 ATTENTION = "kvferry_paged"
@@ -69,8 +70,9 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """One layer of a ragged batch.
 
-    `query` is [1, heads, tokens, key dim], `key` and `value` [1, KV heads, tokens, dim]. Returns
-    [1, tokens, heads, value dim]. `paged` travels through the library's keyword arguments.
+    `query` is [1, heads, tokens, key dim], `key` and `value` [1, KV heads, tokens, dim]; of a layer of latent attention
+    (`engine.latent`) `key` is a token's one row, and `value` empty. Returns [1, tokens, heads, value dim]. `paged`
+    travels through the library's keyword arguments.
 
     Raises:
         ModelError: the library asks for attention of another kind than its configuration said, or of one unknown here.
@@ -88,18 +90,19 @@ def paged_attention(
     kernels = attention_native if attention_native.serves(here.pages) else attention_torch
     kernels.store(here.pages, key[0].transpose(0, 1), value[0].transpose(0, 1), here.blocks, here.offsets)
     paged.written(index)
+    latent: LatentProjection | None = getattr(module, "latent", None)
     output = kernels.attend(
         here.pages,
-        query[0].transpose(0, 1),
+        (query[0] if latent is None else latent.query(query[0])).transpose(0, 1),
         here.sequences,
-        value_dim=value.shape[-1],
+        value_dim=value.shape[-1] if latent is None else latent.latent_dim,
         scaling=scaling,
         window=window,
         chunk=here.layer.window if here.layer.kind == "chunked" else 0,
         softcap=softcap or 0.0,
         sinks=s_aux,
     )
-    return output[None], None
+    return (output if latent is None else latent.output(output))[None], None
 
 
 AttentionInterface.register(ATTENTION, paged_attention)

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from engine.attention import ATTENTION
 from engine.errors import ModelError
 from engine.families import complete, refusal
+from engine.latent import absorb
 from engine.model_info import ModelInfo, read_sizes
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,22 @@ def load_model(info: ModelInfo, dtype: torch.dtype) -> Any:
         )
     _check(info, {**model.config.to_dict(), "architectures": [type(model).__name__]})
     # The GGUF loader dequantises, but leaves parameters in the type that the file had.
-    return model.to(dtype).eval().requires_grad_(False)
+    model = model.to(dtype).eval().requires_grad_(False)
+    _require_numbers(info, model)
+    absorb(model)
+    return model
+
+
+def _require_numbers(info: ModelInfo, model: Any) -> None:
+    """A damaged file can hold anything; every answer would be nonsense, or fail."""
+    for name, parameter in model.named_parameters():
+        low, high = torch.aminmax(parameter)
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            count = int((~torch.isfinite(parameter)).sum())
+            raise ModelError(
+                f"the weights of {info.path} are damaged: {name} has {count} of {parameter.numel()} elements that are "
+                "not finite numbers; fetch the model again"
+            )
 
 
 def _check(info: ModelInfo, config: dict[str, Any]) -> None:

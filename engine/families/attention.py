@@ -7,7 +7,7 @@ as many KV heads as heads, heads that share the hidden size evenly, and no windo
 from __future__ import annotations
 
 from engine.families.family import Config, Family
-from engine.families.kinds_of_layers import SLIDING, every_nth_is_full, full, mixed, windowed
+from engine.families.kinds_of_layers import SLIDING, every_nth_is_full, full, latent, mixed, windowed
 
 
 def _refuse_window(config: Config) -> str | None:
@@ -63,6 +63,20 @@ ATTENTION_FAMILIES = (
         describe=mixed(every_nth_is_full(4, "sliding_window_pattern")),
         silent={"sliding_window": 4096},
         note="no positions in the full layers",
+    ),
+    Family(
+        architecture="DeepseekV2ForCausalLM",
+        title="DeepSeek-V2",
+        describe=latent,
+        silent={"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+        note="latent attention: the latent is what is paged; mixture of experts",
+    ),
+    Family(
+        architecture="DeepseekV3ForCausalLM",
+        title="DeepSeek-V3",
+        describe=latent,
+        silent={"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+        note="latent attention: the latent is what is paged; mixture of experts",
     ),
     Family(
         architecture="Gemma2ForCausalLM",

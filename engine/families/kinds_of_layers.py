@@ -1,8 +1,8 @@
 """How families of attention-only models say what their layers are.
 
-There are three ways: every layer sees everything; every layer has the one window that the configuration names, if it
-names one; or a list (`layer_types`) tells layers with the window from layers without. Where that list is absent the
-library derives it by a rule of the family's own.
+There are four ways: every layer sees everything; so does every layer, through one latent row for all heads; every layer
+has the one window that the configuration names, if it names one; or a list (`layer_types`) tells layers with the window
+from layers without. Where that list is absent the library derives it by a rule of the family's own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ def full(config: Config) -> tuple[Layer, ...]:
 def windowed(config: Config) -> tuple[Layer, ...]:
     """Layers that all have the configuration's window, or none."""
     return _layers(config, [window_of(config)] * num_layers(config))
+
+
+def latent(config: Config) -> tuple[Layer, ...]:
+    """Layers that cache one row for all heads: the latent, and the key's rotary part."""
+    row = int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"])
+    return (Layer(attention=Attention(num_kv_heads=1, key_dim=row, value_dim=0, kind="latent")),) * num_layers(config)
 
 
 def mixed(rule: Rule) -> Callable[[Config], tuple[Layer, ...]]:

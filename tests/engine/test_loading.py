@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,16 @@ def test_weights_that_are_missing(folder: Path) -> None:
 def test_weights_of_another_shape(folder: Path) -> None:
     change_weights(folder, "model.norm.weight", {"model.norm.weight": torch.ones(7)})
     with pytest.raises(ModelError, match="could not be loaded"):
+        load_model(inspect_model(folder), torch.float32)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_numbers(folder: Path, value: float) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    weight = torch.ones(48, 32)
+    weight[3, 5] = weight[47, 31] = value
+    change_weights(folder, name, {name: weight})
+    with pytest.raises(ModelError, match=rf"{name} has 2 of 1536 elements that are not finite numbers"):
         load_model(inspect_model(folder), torch.float32)
 
 

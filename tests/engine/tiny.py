@@ -33,8 +33,26 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 MIXED: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
 
+LATENT: dict[str, Any] = {
+    **EXPERTS,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "head_dim": 8,
+}
+
 MODEL_TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Cohere2ForCausalLM": ("cohere2", {**MIXED, "logit_scale": 0.5}),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", {**LATENT, "q_lora_rank": 16}),
     "Gemma2ForCausalLM": (
         "gemma2",
         {
