@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc
@@ -21,7 +22,7 @@ SERVICE = generate_pb2.DESCRIPTOR.services_by_name["Generate"].full_name
 STOP = common_pb2.FINISH_REASON_STOP
 LENGTH = common_pb2.FINISH_REASON_LENGTH
 
-Chunks: TypeAlias = AsyncIterator[generate_pb2.GenerateChunk]
+Chunks: TypeAlias = AsyncGenerator[generate_pb2.GenerateChunk, None]
 Script: TypeAlias = Callable[[generate_pb2.GenerateRequest], Chunks]
 
 
@@ -88,7 +89,8 @@ class Held:
                 await self._released.get()
                 last = drawn == request.max_tokens
                 yield chunk(self._token_id, finish=LENGTH if last else common_pb2.FINISH_REASON_UNSPECIFIED)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # The second where the call is cancelled while a message of it is being sent.
             self.cancelled.set()
             raise
 
@@ -156,8 +158,9 @@ class FakeDecodeWorker(generate_pb2_grpc.GenerateServicer):
         probe = request.request_id.startswith("probe-")
         (self.probes if probe else self.requests).append(request)
         try:
-            async for part in (self.probe_script if probe else self.script)(request):
-                yield part
+            async with aclosing((self.probe_script if probe else self.script)(request)) as parts:
+                async for part in parts:
+                    yield part
         except Refusal as refusal:
             await context.abort(refusal.code, refusal.details)
 
